@@ -1,0 +1,123 @@
+"""AttentionBackend: attention over the paged KV cache, and the metadata that it needs."""
+
+from __future__ import annotations
+
+import abc
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, ClassVar, Final, Literal
+
+if TYPE_CHECKING:
+    import numpy as np
+    import torch
+
+API: Final = 1
+
+GraphSupport = Literal["never", "decode_only", "always"]
+
+
+@dataclass(frozen=True, slots=True)
+class AttentionQuery:
+    """What a layer group asks of a backend."""
+
+    device: str
+    dtype: str
+    kv_dtype: str
+    num_heads: int
+    num_kv_heads: int
+    head_size: int
+    block_size: int
+    sliding_window: int | None = None
+    logits_soft_cap: float | None = None
+    alibi: bool = False
+    sinks: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Support:
+    """Whether a backend can serve a query, with every reason why not."""
+
+    ok: bool
+    reasons: tuple[str, ...] = ()
+
+    @classmethod
+    def of(cls, *reasons: str | None) -> Support:
+        """Supported unless a reason is given."""
+        found = tuple(r for r in reasons if r)
+        return cls(not found, found)
+
+
+@dataclass(frozen=True, slots=True)
+class AttentionLayer:
+    """The constants of one attention layer."""
+
+    name: str
+    num_heads: int
+    num_kv_heads: int
+    head_size: int
+    scale: float
+    sliding_window: int | None = None
+    """Each token sees itself and the ``sliding_window - 1`` tokens before it."""
+    logits_soft_cap: float | None = None
+    """``cap * tanh(scores / cap)`` before the softmax."""
+
+
+@dataclass(slots=True)
+class CommonAttentionMetadata:
+    """One step, as every backend gets it. B rows (requests), T tokens; rows in batch order, a row's tokens adjacent.
+
+    Arrays are numpy on the host; ``block_table`` and ``slot_mapping`` are tensors on the device.
+    Row i's tokens are ``query_start_loc[i] … query_start_loc[i + 1] - 1``; they are the last ``query_len`` tokens of its
+    ``seq_lens[i]`` tokens. A row may have query length 0 (padding): its output is left alone.
+    """
+
+    query_start_loc: np.ndarray
+    """[B + 1] int32."""
+    seq_lens: np.ndarray
+    """[B] int32: tokens in the cache after this step, those of this step included."""
+    block_table: torch.Tensor
+    """[B, max_blocks] int32: block ids; entries past a row's length are undefined but valid ids."""
+    slot_mapping: torch.Tensor
+    """[T] int64: ``block_id * block_size + offset`` where each token's key and value go."""
+    block_size: int
+    num_rows: int
+    num_tokens: int
+    extra: dict[str, Any] = field(default_factory=dict)
+
+
+class AttentionBackend(abc.ABC):
+    """One instance per worker and layer group. Constructed with ``query`` (an ``AttentionQuery`` it supports).
+
+    Invariants: ``forward`` writes exactly the cache slots of ``slot_mapping`` and the rows of ``out`` that have tokens;
+    results of a row depend on that row alone; a step is one ``build_metadata`` and one ``forward`` per layer.
+    """
+
+    name: ClassVar[str]
+    graph_support: ClassVar[GraphSupport] = "never"
+
+    @classmethod
+    @abc.abstractmethod
+    def supports(cls, query: AttentionQuery) -> Support:
+        """Truthful: whatever it accepts works. Must not initialise a device."""
+
+    @classmethod
+    @abc.abstractmethod
+    def kv_cache_shape(cls, num_blocks: int, block_size: int, num_kv_heads: int, head_size: int) -> tuple[int, ...]:
+        """Shape of one layer's cache tensor. The first dimension is the block, so that a block can be copied by index."""
+
+    @abc.abstractmethod
+    def build_metadata(self, common: CommonAttentionMetadata) -> Any:
+        """Whatever ``forward`` needs, computed once per step and shared by the layers of the group."""
+
+    @abc.abstractmethod
+    def forward(
+        self,
+        layer: AttentionLayer,
+        query: torch.Tensor,
+        key: torch.Tensor,
+        value: torch.Tensor,
+        kv_cache: torch.Tensor,
+        metadata: Any,
+        out: torch.Tensor,
+    ) -> torch.Tensor:
+        """Write ``key``/``value`` [T, num_kv_heads, head_size] into ``kv_cache``, then attend with ``query``
+        [T, num_heads, head_size] causally over each row's own tokens. Fills and returns ``out``, shaped like ``query``."""

@@ -1,0 +1,81 @@
+"""Model: an architecture. Knows layers and weights; knows nothing of requests, slots or blocks."""
+
+from __future__ import annotations
+
+import abc
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Final
+
+from pegboard.contracts.weight_loader import WeightHandle
+
+if TYPE_CHECKING:
+    import torch
+
+    from pegboard.contracts.attention import AttentionBackend, AttentionLayer
+
+API: Final = 1
+
+
+@dataclass(frozen=True, slots=True)
+class ModelSpec:
+    """Sizes and facts of a checkpoint, read from its configuration without torch."""
+
+    architecture: str
+    vocab_size: int
+    hidden_size: int
+    num_layers: int
+    num_heads: int
+    num_kv_heads: int
+    head_size: int
+    max_model_len: int
+    """Context length that the checkpoint supports, rope scaling applied."""
+    dtype: str | None = None
+    """As stated by the checkpoint: "float32", "bfloat16", "float16", or None."""
+    eos_token_ids: tuple[int, ...] = ()
+    tie_word_embeddings: bool = False
+    sliding_window: int | None = None
+    details: Mapping[str, Any] = field(default_factory=dict)
+    """The checkpoint's own configuration (Hugging Face key names)."""
+
+
+@dataclass(slots=True)
+class ForwardContext:
+    """What layers need of the step. Passed explicitly; there is no global."""
+
+    metadata: Any
+    """The backend's own, from ``build_metadata``."""
+    kv_caches: Mapping[str, torch.Tensor] | None
+    """Per attention layer; None in the memory phase, when attention runs without a cache."""
+    backend: AttentionBackend
+
+
+class Model(abc.ABC):
+    """Constructed with ``spec``, ``dtype`` (torch dtype), ``device``, ``world`` and ``communicator`` (None for one rank).
+
+    Invariants: after ``load_weights`` every parameter has been set from the checkpoint exactly once, or loading raised;
+    ``forward`` keeps no state between steps; rows do not influence each other.
+    """
+
+    @property
+    @abc.abstractmethod
+    def attention_layers(self) -> Sequence[AttentionLayer]:
+        """Layers of this rank, in order."""
+
+    @abc.abstractmethod
+    def load_weights(self, weights: Mapping[str, WeightHandle]) -> None:
+        """Read what this rank needs. Raises ``WeightsError`` listing (up to 10) missing, unexpected and wrongly shaped names."""
+
+    @abc.abstractmethod
+    def forward(
+        self,
+        input_ids: torch.Tensor,
+        positions: torch.Tensor,
+        context: ForwardContext,
+        intermediate: Mapping[str, torch.Tensor] | None = None,
+    ) -> torch.Tensor | Mapping[str, torch.Tensor]:
+        """[T] ids and positions to [T, hidden_size], after the final norm; between pipeline stages, intermediate tensors."""
+
+    @abc.abstractmethod
+    def compute_logits(self, hidden: torch.Tensor) -> torch.Tensor:
+        """[N, hidden_size] to [N, vocab_size]. Called only on the rows that sample."""

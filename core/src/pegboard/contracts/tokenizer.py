@@ -1,0 +1,58 @@
+"""Tokenizer: text to ids and back, and the chat template. Used in the front end only."""
+
+from __future__ import annotations
+
+import abc
+from collections.abc import Mapping, Sequence
+from typing import Any, Final
+
+API: Final = 1
+
+
+class ChatTemplateError(ValueError):
+    """No chat template, a broken one, or one that refused the messages; says how to give one."""
+
+
+class Tokenizer(abc.ABC):
+    """Constructed with ``source`` (a ``ModelSource``). Thread-safe after construction; imports no torch.
+
+    Invariants: ``decode(encode(text, add_special_tokens=False))`` is ``text`` for the byte-level kinds; ids in
+    ``range(vocab_size)``.
+    """
+
+    @property
+    @abc.abstractmethod
+    def vocab_size(self) -> int:
+        """One more than the largest id, added tokens included."""
+
+    @property
+    @abc.abstractmethod
+    def eos_token_id(self) -> int | None: ...
+
+    @property
+    @abc.abstractmethod
+    def special_ids(self) -> frozenset[int]:
+        """Ids that ``decode`` leaves out with ``skip_special_tokens``."""
+
+    @abc.abstractmethod
+    def encode(self, text: str, add_special_tokens: bool = True) -> list[int]: ...
+
+    @abc.abstractmethod
+    def decode(self, token_ids: Sequence[int], skip_special_tokens: bool = True) -> str:
+        """Ids without a token (padded vocabularies) decode to nothing. Incomplete UTF-8 gives U+FFFD."""
+
+    @abc.abstractmethod
+    def token_text(self, token_id: int) -> str | None:
+        """The vocabulary's own spelling of one id; None if it has none."""
+
+    @abc.abstractmethod
+    def apply_chat_template(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        *,
+        add_generation_prompt: bool = True,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        chat_template: str | None = None,
+        **variables: Any,
+    ) -> list[int]:
+        """Render and encode a conversation. The template runs sandboxed. Raises ``ChatTemplateError``."""
