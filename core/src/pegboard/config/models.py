@@ -1,106 +1,203 @@
-"""EngineConfig: one configuration for everything. Plain pydantic models, without sources (see ``sources``)."""
+"""EngineConfig: one configuration for everything. Plain pydantic models, without sources (see ``sources`` and ``draft``).
+
+All of them are frozen, comparable and picklable, and ``EngineConfig.model_validate(config.model_dump(mode="json"))`` equals
+``config``: a worker process sees what its parent saw.
+"""
 
 from __future__ import annotations
 
-import re
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, ClassVar, Final, Literal, TypeVar
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 
-_UNITS = {"": 1, "K": 1024, "M": 1024**2, "G": 1024**3, "T": 1024**4}
+from pegboard.config.values import (
+    MAX_COUNT,
+    MAX_INT,
+    ByteSize,
+    Count,
+    PartName,
+    PositiveInt,
+    Seconds,
+    Share,
+    Text,
+    parse_bytes,
+    refuse_bool,
+)
 
+__all__ = [
+    "AttentionConfig",
+    "ByteSize",
+    "EngineConfig",
+    "ExecutorConfig",
+    "KVCacheSettings",
+    "ObservabilityConfig",
+    "PluginsConfig",
+    "PositiveInt",
+    "SamplingConfig",
+    "SchedulerConfig",
+    "Section",
+    "parse_bytes",
+]
 
-def parse_bytes(value: Any) -> Any:
-    """``"4GiB"``, ``"512 MB"``, ``"1.5G"`` or a number, in bytes; K, M, G and T are powers of 1024 with or without "iB"."""
-    if not isinstance(value, str):
-        return value
-    match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([KMGT]?)(?:i?B)?\s*", value, re.IGNORECASE)
-    if match is None:
-        raise ValueError(f"{value!r} is not a size; write a number of bytes, or for example '512MiB' or '4GiB'")
-    return int(float(match[1]) * _UNITS[match[2].upper()])
-
-
-ByteSize = Annotated[int, BeforeValidator(parse_bytes), Field(ge=0)]
-PositiveInt = Annotated[int, Field(ge=1)]
+SectionT = TypeVar("SectionT", bound=BaseModel)
 
 
 class Section(BaseModel):
-    """Base of all sections: frozen, no unknown keys."""
+    """Base of all sections, also a good one for a plugin's own: frozen, no unknown keys.
+
+    ``principal`` is the field that a bare text stands for: ``executor = "mp"`` means ``executor.name = "mp"``.
+    """
 
     model_config = ConfigDict(frozen=True, extra="forbid", validate_default=True)
+    principal: ClassVar[str] = ""
 
 
 class ExecutorConfig(Section):
-    name: str = Field("auto", description="executor: auto, a provider's name, or 'package.module:Class'")
-    worker: str = Field("default", description="worker: a provider's name, or 'package.module:Class'")
-    tensor_parallel_size: PositiveInt = Field(1, description="ranks that share each layer")
-    pipeline_parallel_size: PositiveInt = Field(1, description="stages that share the layers")
-    num_threads: PositiveInt | None = Field(None, description="compute threads per worker; default: the cores this process may use, divided by its workers")
-    step_timeout: float | None = Field(None, gt=0, description="seconds after which a step counts as hung; None waits")
+    principal: ClassVar[str] = "name"
+
+    name: Annotated[Text, PartName("executor", auto=True)] = Field(
+        default="auto", description="executor: auto, a provider's name, or 'package.module:Class'"
+    )
+    worker: Annotated[Text, PartName("worker")] = Field(
+        default="default", description="worker: a provider's name, or 'package.module:Class'"
+    )
+    tensor_parallel_size: PositiveInt = Field(default=1, description="ranks that share each layer")
+    pipeline_parallel_size: PositiveInt = Field(default=1, description="stages that share the layers")
+    num_threads: PositiveInt | None = Field(
+        default=None,
+        description="compute threads per worker; default: the cores this process may use, divided by its workers",
+    )
+    step_timeout: Seconds | None = Field(default=None, description="seconds after which a step counts as hung; null waits")
 
 
 class SchedulerConfig(Section):
-    name: str = Field("auto", description="scheduler: auto, a provider's name, or 'package.module:Class'")
-    queue: str = Field("fcfs", description="order in which waiting requests are admitted")
-    admission: str = Field("default", description="admission policy")
-    chunking: str = Field("default", description="chunk policy for long prefills")
-    preemption: str = Field("auto", description="preemption policy")
-    max_num_seqs: PositiveInt = Field(64, description="requests that run at once")
-    max_num_batched_tokens: PositiveInt = Field(2048, description="tokens computed per step")
-    long_prefill_token_threshold: int = Field(0, ge=0, description="most tokens of one prompt per step; 0: no limit of its own")
-    strict: bool = Field(False, description="a policy that raises ends the engine instead of falling back to the default decision")
+    """``max_num_batched_tokens`` may be smaller than ``max_num_seqs``: a round of decodes then takes several steps."""
+
+    principal: ClassVar[str] = "name"
+
+    name: Annotated[Text, PartName("scheduler", auto=True)] = Field(
+        default="auto", description="scheduler: auto, a provider's name, or 'package.module:Class'"
+    )
+    queue: Annotated[Text, PartName("request_queue")] = Field(
+        default="fcfs", description="order in which waiting requests are admitted"
+    )
+    admission: Annotated[Text, PartName("admission_policy")] = Field(
+        default="default", description="admission policy: may the next waiting request start"
+    )
+    chunking: Annotated[Text, PartName("chunk_policy")] = Field(
+        default="default", description="chunk policy: tokens per step of a long prefill"
+    )
+    preemption: Annotated[Text, PartName("preemption_policy", auto=True)] = Field(
+        default="auto", description="preemption policy: who gives up KV blocks when they run out"
+    )
+    max_num_seqs: PositiveInt = Field(default=64, description="requests that run at once")
+    max_num_batched_tokens: PositiveInt = Field(default=2048, description="tokens computed per step")
+    long_prefill_token_threshold: Count = Field(
+        default=0, description="most tokens of one prompt per step; 0: no limit of its own"
+    )
+    strict: bool = Field(
+        default=False, description="a policy that raises ends the engine instead of falling back to the default decision"
+    )
 
 
 class KVCacheSettings(Section):
-    allocator: str = Field("auto", description="KV allocator: paged, prefix, or a provider's name")
-    block_size: PositiveInt = Field(16, description="tokens per block")
-    memory: ByteSize | None = Field(None, description="bytes for the KV cache of each worker; default: measured")
-    num_blocks: PositiveInt | None = Field(None, description="exact number of usable blocks; overrides memory")
-    swap_space: ByteSize = Field(0, description="host memory for swapped-out blocks")
-    memory_fraction: float = Field(0.9, gt=0, le=1, description="share of a device's memory that the engine may use when memory is not given")
+    principal: ClassVar[str] = "allocator"
+
+    allocator: Annotated[Text, PartName("kv_allocator", auto=True)] = Field(
+        default="auto", description="KV allocator: auto, paged, prefix, or another provider's name"
+    )
+    block_size: PositiveInt = Field(default=16, description="tokens per block")
+    memory: ByteSize | None = Field(default=None, description="bytes for the KV cache of each worker; default: measured")
+    num_blocks: PositiveInt | None = Field(default=None, description="exact number of usable blocks; overrides memory")
+    swap_space: ByteSize = Field(default=0, description="host memory for swapped-out blocks, in bytes")
+    memory_fraction: Share = Field(
+        default=0.9, description="share of a device's memory that the engine may use when memory is not given"
+    )
 
 
 class AttentionConfig(Section):
-    backend: str = Field("auto", description="attention backend: auto, or a provider's name")
+    principal: ClassVar[str] = "backend"
+
+    backend: Annotated[Text, PartName("attention", auto=True)] = Field(
+        default="auto", description="attention backend: auto, or a provider's name"
+    )
 
 
 class SamplingConfig(Section):
-    sampler: str = Field("default", description="sampler")
+    principal: ClassVar[str] = "sampler"
+
+    sampler: Annotated[Text, PartName("sampler")] = Field(default="default", description="sampler: from logits to tokens")
 
 
 class ObservabilityConfig(Section):
-    stat_loggers: list[str] = Field([], description="stat loggers to feed")
-    event_sinks: list[str] = Field([], description="event sinks to feed")
-    log_interval: float = Field(10.0, gt=0, description="seconds between log lines of stat loggers")
+    stat_loggers: Annotated[tuple[str, ...], PartName("stat_logger")] = Field(default=(), description="stat loggers to feed")
+    event_sinks: Annotated[tuple[str, ...], PartName("event_sink")] = Field(default=(), description="event sinks to feed")
+    log_interval: Seconds = Field(default=10.0, description="seconds between log lines of stat loggers")
 
 
 class PluginsConfig(BaseModel):
-    """``enabled`` … are core's own; any other key is a plugin's section, checked by the plugin's model."""
+    """``enabled`` … are core's own; any other key is the section of a plugin, checked by the plugin's model.
 
-    model_config = ConfigDict(frozen=True, extra="allow")
+    A section is held as plain data (what JSON can hold), with the plugin's defaults filled in, so that a configuration can be
+    compared, stored and sent to a process before any plugin is imported. ``section`` gives it back typed.
+    """
 
-    enabled: list[str] = Field([], description="extensions and observers that are active in this engine")
-    required: list[str] = Field([], description="distributions that must be installed, as 'name' or 'name>=version'")
-    allow: list[str] | None = Field(None, description="load only these plugins, by entry point or distribution; [] loads none but the standard parts")
-    block: list[str] = Field([], description="never load these plugins, by entry point or distribution")
-    strict: bool = Field(False, description="a broken plugin is an error even if nothing names it")
+    model_config = ConfigDict(frozen=True, extra="allow", validate_default=True)
+
+    enabled: tuple[str, ...] = Field(default=(), description="extensions and observers that are active in this engine")
+    required: tuple[str, ...] = Field(
+        default=(), description="distributions that must be installed, as 'name' or 'name>=version'"
+    )
+    allow: tuple[str, ...] | None = Field(
+        default=None,
+        description="load only these plugins, by entry point or distribution; [] loads none but the standard parts",
+    )
+    block: tuple[str, ...] = Field(default=(), description="never load these plugins, by entry point or distribution")
+    strict: bool = Field(default=False, description="a broken plugin is an error even if nothing names it")
+
+    @property
+    def sections(self) -> dict[str, Any]:
+        """Plugin sections that this configuration holds, by name, as plain data."""
+        return dict(self.model_extra or {})
+
+    def section(self, name: str, model: type[SectionT]) -> SectionT:
+        """The section ``name`` as ``model``; all defaults if the configuration does not have it. Raises pydantic's error."""
+        return model.model_validate(self.sections.get(name, {}))
+
+
+PLUGINS_KEYS: Final = frozenset(PluginsConfig.model_fields)
+"""Keys of the plugins section that belong to core; a plugin section cannot have one of these names."""
 
 
 class EngineConfig(Section):
-    """Everything an engine is made of. ``load_config`` (see ``sources``) builds it from file, environment and arguments."""
+    """Everything an engine is made of. ``load_config`` builds it from file, environment and arguments."""
 
-    model: str = Field(description="folder, hub id, .gguf file, or a name that a plugin resolves")
-    tokenizer: str | None = Field(None, description="folder or hub id of a tokenizer other than the model's own")
-    dtype: Literal["auto", "float32", "bfloat16", "float16"] = Field("auto", description="compute and weight precision")
-    max_model_len: PositiveInt | None = Field(None, description="context length; default: the model's own")
-    device: str = Field("auto", description="platform: auto, cpu, cuda, or a provider's name")
-    load_format: str = Field("auto", description="weight loader: auto, or a provider's name (dummy: random weights)")
-    seed: int = Field(0, ge=0, description="seeds requests that have no seed, and dummy weights")
-    chat_template: str | None = Field(None, description="chat template text, or path of a file that holds it")
-    executor: ExecutorConfig = ExecutorConfig()
-    scheduler: SchedulerConfig = SchedulerConfig()
-    kv_cache: KVCacheSettings = KVCacheSettings()
-    attention: AttentionConfig = AttentionConfig()
-    sampling: SamplingConfig = SamplingConfig()
-    observability: ObservabilityConfig = ObservabilityConfig()
-    plugins: PluginsConfig = PluginsConfig()
+    model: Text = Field(description="folder, hub id, .gguf file, or a name that a plugin resolves")
+    tokenizer: Text | None = Field(default=None, description="folder or hub id of a tokenizer other than the model's own")
+    dtype: Literal["auto", "float32", "bfloat16", "float16"] = Field(
+        default="auto", description="compute and weight precision; auto follows the checkpoint"
+    )
+    max_model_len: Annotated[int, Field(ge=2, le=MAX_COUNT), BeforeValidator(refuse_bool)] | None = Field(
+        default=None, description="context length, prompt and answer together; default: the model's own"
+    )
+    device: Annotated[Text, PartName("platform", auto=True)] = Field(
+        default="auto", description="platform: auto, cpu, cuda, or another provider's name"
+    )
+    load_format: Annotated[Text, PartName("weight_loader", auto=True)] = Field(
+        default="auto", description="weight loader: auto, or a provider's name (dummy: random weights)"
+    )
+    seed: Annotated[int, Field(ge=0, le=MAX_INT), BeforeValidator(refuse_bool)] = Field(
+        default=0, description="seeds requests that have no seed, and dummy weights"
+    )
+    chat_template: str | None = Field(
+        default=None, description="chat template text, or path of a file that holds it; default: the model's own"
+    )
+    executor: ExecutorConfig = Field(default_factory=ExecutorConfig, description="where workers live")
+    scheduler: SchedulerConfig = Field(default_factory=SchedulerConfig, description="which requests run in a step")
+    kv_cache: KVCacheSettings = Field(default_factory=KVCacheSettings, description="memory for keys and values")
+    attention: AttentionConfig = Field(default_factory=AttentionConfig, description="attention kernels")
+    sampling: SamplingConfig = Field(default_factory=SamplingConfig, description="how tokens are chosen")
+    observability: ObservabilityConfig = Field(default_factory=ObservabilityConfig, description="who is told what happens")
+    plugins: PluginsConfig = Field(
+        default_factory=PluginsConfig, description="which plugins are loaded, and a section for each that has options"
+    )

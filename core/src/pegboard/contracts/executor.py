@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import abc
+import threading
+import traceback
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from typing import TYPE_CHECKING, Any, ClassVar, Final, Literal
@@ -18,17 +20,35 @@ API: Final = 1
 
 Ranks = Literal["all"] | Sequence[int]
 ALL: Final = "all"
+MAX_MESSAGE: Final = 4096
+"""Characters of a worker's error message that reach the caller; the middle of a longer one is left out."""
+MAX_TRACEBACK: Final = 16384
+
+_SHUTDOWN = threading.RLock()
+"""Guards the flags ``_is_shut_down``, never held while workers are stopped."""
 
 
 class WorkerError(RuntimeError):
-    """A worker failed. ``rank``, the original ``error_type`` and ``message``, and the remote ``traceback_text``."""
+    """A worker failed. ``rank``, the original ``error_type`` and ``message``, and the remote ``traceback_text`` (also a note)."""
 
     def __init__(self, rank: int, error_type: str, message: str, traceback_text: str = "") -> None:
         super().__init__(f"worker rank {rank} failed: {error_type}: {message}")
         self.rank, self.error_type, self.message, self.traceback_text = rank, error_type, message, traceback_text
+        if traceback_text:
+            self.add_note(f"in worker rank {rank}:\n{traceback_text}")
 
     def __reduce__(self) -> tuple[Any, ...]:
         return WorkerError, (self.rank, self.error_type, self.message, self.traceback_text)
+
+    @classmethod
+    def of(cls, rank: int, error: BaseException) -> WorkerError:
+        """What can be told of ``error`` in any process: text only, shortened, whatever the exception's class holds or lacks."""
+        try:
+            message = str(error)
+        except Exception:
+            message = "(its text cannot be made)"
+        text = "".join(traceback.format_exception(error))
+        return cls(rank, type(error).__name__, _shorten(message, MAX_MESSAGE), _shorten(text, MAX_TRACEBACK))
 
 
 class ExecutorFailed(RuntimeError):
@@ -125,8 +145,9 @@ class Executor(abc.ABC):
     _is_shut_down = False
 
     def shutdown(self) -> None:
-        if not self._is_shut_down:
-            self._is_shut_down = True
+        with _SHUTDOWN:
+            first, self._is_shut_down = not self._is_shut_down, True
+        if first:
             self._shutdown()
 
     def execute_model(self, plan: SchedulerOutput, non_block: bool = False) -> Any:
@@ -176,6 +197,13 @@ class Executor(abc.ABC):
 
     def list_loras(self) -> list[str]:
         return self.collective_rpc("list_loras")[0]  # type: ignore[no-any-return]
+
+
+def _shorten(text: str, limit: int) -> str:
+    if len(text) <= limit:
+        return text
+    half = limit // 2
+    return f"{text[:half]} ... ({len(text) - 2 * half} characters left out) ... {text[-half:]}"
 
 
 def _map_future(future: Future[Any], pick: Callable[[Any], Any]) -> Future[Any]:

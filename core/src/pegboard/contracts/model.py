@@ -35,6 +35,9 @@ class ModelSpec:
     eos_token_ids: tuple[int, ...] = ()
     tie_word_embeddings: bool = False
     sliding_window: int | None = None
+    prompt_length_rope: bool = False
+    """Rotary frequencies depend on the length of the prompt (dynamic NTK and LongRoPE past the trained length). Such a model
+    needs ``ForwardContext.prompt_lens``, and cached blocks of one request must not serve another: no prefix caching."""
     details: Mapping[str, Any] = field(default_factory=dict)
     """The checkpoint's own configuration (Hugging Face key names)."""
 
@@ -48,6 +51,9 @@ class ForwardContext:
     kv_caches: Mapping[str, torch.Tensor] | None
     """Per attention layer; None in the memory phase, when attention runs without a cache."""
     backend: AttentionBackend
+    prompt_lens: torch.Tensor | None = None
+    """[T] prompt tokens of each token's request, the whole prompt even if it comes in chunks and also when tokens generated
+    earlier are computed again. Needed only by models with ``ModelSpec.prompt_length_rope``."""
 
 
 class Model(abc.ABC):
@@ -56,6 +62,12 @@ class Model(abc.ABC):
     Invariants: after ``load_weights`` every parameter has been set from the checkpoint exactly once, or loading raised;
     ``forward`` keeps no state between steps; rows do not influence each other.
     """
+
+    @classmethod
+    def checkpoint_tensors(cls, spec: ModelSpec) -> Mapping[str, tuple[int, ...]] | None:
+        """Names and shapes of the tensors that ``load_weights`` needs, found without reading files: what dummy weights are
+        made from. None: not told, so the model has no dummy weights."""
+        return None
 
     @property
     @abc.abstractmethod

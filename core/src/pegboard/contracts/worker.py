@@ -49,6 +49,17 @@ def check_method(worker_class: type, method: str, extensions: Mapping[str, Worke
         raise AttributeError(f"{method!r} is not a declared worker method{hint}")
 
 
+def resolve_method(worker: Worker, method: str) -> Callable[..., Any]:
+    """The bound method that ``collective_rpc`` means by ``method``: the worker's own, or ``<extension>.<method>``.
+
+    Raises ``AttributeError`` like ``check_method``.
+    """
+    extensions = getattr(worker, "extensions", {})
+    check_method(type(worker), method, extensions)
+    namespace, _, name = method.rpartition(".")
+    return getattr(extensions[namespace] if namespace else worker, name)  # type: ignore[no-any-return]
+
+
 class Worker(abc.ABC):
     """One device, one rank. Boots in six phases, each a method, called once and in this order:
 
@@ -67,6 +78,7 @@ class Worker(abc.ABC):
 
     def __init__(self, config: EngineConfig, composition: Composition, world: World) -> None:
         self.config, self.composition, self.world = config, composition, world
+        self.extensions: dict[str, WorkerExtension] = {}
 
     # lifecycle ------------------------------------------------------------------------------------------------------
 
@@ -166,4 +178,4 @@ class WorkerExtension:
     def after_sample(self, plan: SchedulerOutput, output: ModelRunnerOutput) -> None: ...
 
 
-__all__ = ["API", "Worker", "WorkerExtension", "check_method", "declared_methods", "rpc"]
+__all__ = ["API", "Worker", "WorkerExtension", "check_method", "declared_methods", "resolve_method", "rpc"]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import importlib
 import inspect
 from collections.abc import Callable, Iterable
@@ -32,10 +33,15 @@ def _kind(name: str, hook: str, contract: str, summary: str) -> str:
 
 
 def import_target(target: str) -> Any:
-    """The object named by ``package.module:attribute`` (attribute may be dotted)."""
+    """The object named by ``package.module:attribute`` (attribute may be dotted). Raises ``PluginError`` where the text or the
+    attribute is wrong, and whatever importing the module raises."""
     module, _, attribute = target.partition(":")
+    if not module or not attribute:
+        raise PluginError(f"{target!r} is no import path; write 'package.module:attribute'")
     found: Any = importlib.import_module(module)
     for part in attribute.split("."):
+        if not hasattr(found, part):
+            raise PluginError(f"{target!r}: {getattr(found, '__name__', found)!s} has no attribute {part!r}")
         found = getattr(found, part)
     return found
 
@@ -54,8 +60,9 @@ class Provider:
     """A named part that a plugin offers. Subclasses say of which kind.
 
     ``target`` is a callable (a class), or an import-free ``"package.module:attribute"``. ``api`` is the contract version it
-    implements. ``capabilities`` are checked over the whole composition. ``config`` is the pydantic model (or its
-    import path) of the part's options at ``plugins.<plugin name>``.
+    implements. ``capabilities`` are checked over the whole composition, as are ``requires``: what this part needs of others,
+    as ``"kind.capability"``. ``config`` is the pydantic model (or its import path) of the part's options at
+    ``plugins.<plugin name>``. ``plugin`` is filled in by the host: the name of the plugin that offers it.
     """
 
     kind: ClassVar[str]
@@ -67,9 +74,11 @@ class Provider:
     roles: frozenset[str] = frozenset()
     config: Any = None
     summary: str = ""
+    requires: frozenset[str] = frozenset()
+    plugin: str = ""
 
     def __post_init__(self) -> None:
-        for name in ("capabilities", "roles"):
+        for name in ("capabilities", "roles", "requires"):
             value = getattr(self, name)
             if isinstance(value, str) or not isinstance(value, Iterable):
                 raise PluginError(f"{type(self).__name__}({self.name!r}): {name} must be a set of strings, got {value!r}")
@@ -192,6 +201,17 @@ class ConfigSection:
     name: str
     model: Any
     summary: str = ""
+
+
+@dataclass(frozen=True)
+class CliCommand:
+    """A command of ``pegboard``: ``add_arguments`` gets its argparse parser, ``run`` the parsed arguments and returns the exit
+    code (None: 0)."""
+
+    name: str
+    run: Callable[[argparse.Namespace], int | None]
+    summary: str = ""
+    add_arguments: Callable[[argparse.ArgumentParser], None] | None = None
 
 
 @dataclass(frozen=True)

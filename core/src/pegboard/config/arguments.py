@@ -1,0 +1,119 @@
+"""Command line options for the configuration: ``--config``, ``--set``, and a flag for every field."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Sequence
+from typing import Any, Final
+
+from pegboard.config.allowed import allowed
+from pegboard.config.fields import FieldTree, Leaf
+from pegboard.config.names import did_you_mean, flag_name
+
+_DEST: Final = "config_options"
+
+
+class _Field(argparse.Action):
+    """Collects ``flag -> text``; of flags for one field the later one counts."""
+
+    def __call__(
+        self,
+        parser: argparse.ArgumentParser,
+        namespace: argparse.Namespace,
+        values: str | Sequence[Any] | None,
+        option_string: str | None = None,
+    ) -> None:
+        _collect(namespace, str(option_string), values)
+
+
+class _Switch(_Field):
+    """A flag without a value, for fields that are true or false."""
+
+    def __call__(
+        self,
+        parser: argparse.ArgumentParser,
+        namespace: argparse.Namespace,
+        values: str | Sequence[Any] | None,
+        option_string: str | None = None,
+    ) -> None:
+        text = str(option_string)
+        positive = text.replace("--no-", "--", 1)
+        _collect(namespace, positive, str(positive == text).lower())
+
+
+class _Set(argparse.Action):
+    """``--set path=value``."""
+
+    def __call__(
+        self,
+        parser: argparse.ArgumentParser,
+        namespace: argparse.Namespace,
+        values: str | Sequence[Any] | None,
+        option_string: str | None = None,
+    ) -> None:
+        path, equals, value = str(values).partition("=")
+        if not equals or not path.strip():
+            parser.error(f"argument --set: {values!r} is not PATH=VALUE, for example scheduler.max_num_seqs=8")
+        _collect(namespace, f"--set {path.strip()}", value)
+
+
+def add_config_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add ``--config FILE``, ``--set PATH=VALUE`` and a flag for each of core's fields (``--scheduler.max-num-seqs``, and
+    ``--max-num-seqs`` where the last part is unambiguous and ``parser`` does not have it). Read them with ``cli_layer``."""
+    tree = FieldTree()
+    general = parser.add_argument_group("configuration")
+    general.add_argument("--config", metavar="FILE", help="config file, TOML or YAML (default: the one PEGBOARD_CONFIG names)")
+    general.add_argument(
+        "--set",
+        action=_Set,
+        default=argparse.SUPPRESS,
+        metavar="PATH=VALUE",
+        help="set any field, also of a plugin's section: scheduler.max_num_seqs=8, plugins.NAME.KEY=VALUE",
+    )
+    groups: dict[str, Any] = {"": general}
+    short = {leaf_paths[0] for leaf_paths in tree.aliases().values() if len(leaf_paths) == 1}
+    for leaf in tree.leaves():
+        section = leaf.path.rpartition(".")[0]
+        if section not in groups:
+            groups[section] = parser.add_argument_group(f"configuration: {section}")
+        names = [leaf.path, leaf.key] if leaf.path in short and leaf.key != leaf.path else [leaf.path]
+        _add_flag(parser, groups[section], leaf, [flag_name(n) for n in names])
+
+
+def cli_layer(args: argparse.Namespace) -> dict[str, Any]:
+    """What the command line sets, as ``load_draft`` and ``prepare`` take it for ``cli``: option as typed, to its text."""
+    return dict(getattr(args, _DEST, {}))
+
+
+def suggest_flag(text: str) -> str:
+    """``did you mean --scheduler.max-num-seqs?`` for an unknown flag, or nothing."""
+    word = text.partition("=")[0].removeprefix("--")
+    return did_you_mean(word, [leaf.path for leaf in FieldTree().leaves()])
+
+
+def _add_flag(parser: argparse.ArgumentParser, group: Any, leaf: Leaf, flags: list[str]) -> None:
+    taken = parser._option_string_actions
+    flags = [flag for flag in flags if flag not in taken]
+    if not flags:
+        return
+    text = leaf.description.replace("%", "%%")
+    if leaf.is_bool:
+        negative = [f"--no-{flag.removeprefix('--')}" for flag in flags]
+        group.add_argument(*flags, *negative, action=_Switch, nargs=0, default=argparse.SUPPRESS, dest=leaf.path, help=text)
+        return
+    metavar = _metavar(leaf)
+    group.add_argument(*flags, action=_Field, default=argparse.SUPPRESS, dest=leaf.path, metavar=metavar, help=text)
+
+
+def _metavar(leaf: Leaf) -> str:
+    kind = allowed(leaf.schema())
+    if kind.startswith("one of "):
+        return "{" + kind.removeprefix("one of ").replace(", ", ",") + "}"
+    words = {"an integer": "N", "a number": "X", "a size": "SIZE", "a list": "A,B"}
+    return next((word for start, word in words.items() if kind.startswith(start)), "VALUE")
+
+
+def _collect(namespace: argparse.Namespace, option: str, value: Any) -> None:
+    options = dict(getattr(namespace, _DEST, {}))
+    options.pop(option, None)
+    setattr(namespace, _DEST, {**options, option: value})

@@ -1,0 +1,150 @@
+"""From what a user gives to what an engine is made of: sources, plugins, their hooks on the configuration, and the composition.
+
+``check`` does everything that needs no model and raises nothing; ``prepare`` goes on to the composition.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from pegboard.config.draft import ConfigDraft
+from pegboard.config.errors import ConfigError, Problem, unique
+from pegboard.config.load import load_draft
+from pegboard.config.models import PLUGINS_KEYS, EngineConfig, PluginsConfig
+from pegboard.config.provenance import Provenance
+from pegboard.engine.plugin_config import configure, declare_sections, part_problems, validate
+
+if TYPE_CHECKING:
+    from pegboard.plugins import Composition, PluginHost
+
+logger = logging.getLogger(__name__)
+
+ConfigFile = str | os.PathLike[str] | None
+
+
+@dataclass(frozen=True, eq=False)
+class Checked:
+    """A configuration as far as it could be made. ``config`` is None exactly if there are ``problems``; ``host`` is None if the
+    settings of plugin loading are themselves wrong."""
+
+    draft: ConfigDraft
+    host: PluginHost | None
+    config: EngineConfig | None
+    problems: tuple[Problem, ...]
+
+
+@dataclass(frozen=True, eq=False)
+class Prepared:
+    """All that an engine is made of. ``draft`` still knows who set what."""
+
+    config: EngineConfig
+    draft: ConfigDraft
+    host: PluginHost
+    composition: Composition
+
+    def provenance(self, path: str) -> Provenance:
+        """Who set the field at ``path``, and what that overrode."""
+        return self.draft.provenance(path)
+
+
+def prepare(
+    *,
+    file: ConfigFile = None,
+    env: Mapping[str, str] | None = None,
+    cli: Mapping[str, Any] | None = None,
+    plugins: Mapping[str, object] | None = None,
+    **kwargs: Any,
+) -> Prepared:
+    """Everything from the sources to the chosen parts.
+
+    Args:
+        file, env, cli, kwargs: see ``pegboard.config.load_draft``.
+        plugins: plugin modules or objects by name, loaded besides the installed ones; mappings in it, and core's own keys
+            (``enabled``, ``block`` …), are the configuration's ``plugins`` section.
+
+    Raises ``ConfigError`` with all problems of the configuration and of the plugins that it names; then what ``compose`` raises
+    if the parts do not fit together or the model cannot be found.
+    """
+    checked = check(file=file, env=env, cli=cli, plugins=plugins, **kwargs)
+    host, config = checked.host, checked.config
+    for warning in host.warnings if host else []:
+        logger.warning(warning)
+    if checked.problems:
+        raise ConfigError(checked.problems) from _cause(host)
+    assert host is not None
+    assert config is not None
+    for name in _idle_sections(config, host):
+        logger.warning("plugins.%s is set, but the plugin is not active; list it in plugins.enabled to use it", name)
+    from pegboard.plugins import compose
+
+    return Prepared(config, checked.draft, host, compose(config, host))
+
+
+def check(
+    *,
+    file: ConfigFile = None,
+    env: Mapping[str, str] | None = None,
+    cli: Mapping[str, Any] | None = None,
+    plugins: Mapping[str, object] | None = None,
+    all_sections: bool = False,
+    **kwargs: Any,
+) -> Checked:
+    """Sources, plugins, sections, hooks ``configure`` and ``validate``. Raises nothing: problems are in the result.
+
+    With ``all_sections`` the sections of all loaded plugins are declared, not only of those that are active or set.
+    """
+    objects, section = _split(plugins or {})
+    if section:
+        kwargs["plugins"] = section
+    draft = load_draft(file=file, env=env, cli=cli, **kwargs)
+    settings = _plugin_settings(draft)
+    if settings is None:
+        return Checked(draft, None, None, tuple(draft.attempt()[1]))
+    from pegboard.plugins import PluginHost
+
+    host = PluginHost.inspect(settings, extra=objects)
+    problems = [_host_problem(draft, text) for text in host.problems]
+    problems += declare_sections(draft, host, everything=all_sections)
+    problems += configure(draft, host)
+    problems += part_problems(draft, host)
+    config, found = draft.attempt()
+    problems = unique([*problems, *found])
+    if config is not None and not problems:
+        problems = validate(config, draft, host)
+    return Checked(draft, host, None if problems else config, tuple(problems))
+
+
+def _split(plugins: Mapping[str, object]) -> tuple[dict[str, object], dict[str, object]]:
+    """Plugin objects, and the configuration's section: a mapping is never a plugin."""
+    section = {k: v for k, v in plugins.items() if k in PLUGINS_KEYS or isinstance(v, Mapping)}
+    return {k: v for k, v in plugins.items() if k not in section}, section
+
+
+def _plugin_settings(draft: ConfigDraft) -> PluginsConfig | None:
+    """What decides which plugins are loaded; None if any of it is wrong."""
+    try:
+        return PluginsConfig(**{key: draft.get(f"plugins.{key}") for key in PLUGINS_KEYS})
+    except ConfigError:
+        return None
+
+
+def _host_problem(draft: ConfigDraft, text: str) -> Problem:
+    """The host writes ``setting: what is wrong``."""
+    path, _, message = text.partition(": ")
+    if not message or path.removeprefix("plugins.") not in PLUGINS_KEYS:
+        return Problem("plugins", text)
+    return Problem(path, message, sources=(str(draft.provenance(path).origin),))
+
+
+def _idle_sections(config: EngineConfig, host: PluginHost) -> list[str]:
+    records = [(name, host.record(name)) for name in config.plugins.sections]
+    return [name for name, record in records if record is not None and not record.active]
+
+
+def _cause(host: PluginHost | None) -> BaseException | None:
+    """What a plugin raised, so that a traceback shows it."""
+    return next((r.exception for r in host.records if r.exception is not None), None) if host and host.problems else None

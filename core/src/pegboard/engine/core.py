@@ -1,0 +1,213 @@
+"""EngineCore: executor and scheduler, and the loop that joins them. Knows token ids only; text is the front end's."""
+
+from __future__ import annotations
+
+import logging
+import weakref
+from collections import deque
+from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from pegboard.contracts.executor import ALL, Executor, Ranks
+from pegboard.contracts.scheduler import RequestStatus, Scheduler
+from pegboard.engine.errors import EngineDeadError
+from pegboard.engine.info import EngineInfo
+from pegboard.engine.kv_sizing import kv_cache_config
+from pegboard.wire import EngineCoreOutput, EngineCoreRequest, ModelRunnerOutput, SchedulerOutput, SchedulerStats
+
+if TYPE_CHECKING:
+    from pegboard.config import EngineConfig
+    from pegboard.plugins import Composition
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(slots=True)
+class _InFlight:
+    """A plan on its way: ``output`` is the executor's, ``sampled`` the second half's where the plan has grammar rows."""
+
+    plan: SchedulerOutput
+    output: Future[ModelRunnerOutput | None]
+    sampled: Future[ModelRunnerOutput] | None
+
+
+class EngineCore:
+    """Boots the parts and steps them. All methods are called from one thread.
+
+    After any failure of executor or scheduler in a step the core is dead: that call and every later one raise
+    ``EngineDeadError`` with the root cause, and the executor is shut down.
+    """
+
+    def __init__(self, config: EngineConfig, composition: Composition) -> None:
+        """Raises what a worker raised (``WorkerError``), or ``EngineStartError`` when there is no room for a KV cache."""
+        self.config = config
+        self._failure: BaseException | str | None = None
+        self._in_flight: deque[_InFlight] = deque()
+        hook = composition.host.hook
+        self.executor: Executor = composition.create("executor")
+        ending = _Ending(self.executor, hook)
+        self._stop = weakref.finalize(self, ending)
+        try:
+            specs, reports = self.executor.get_kv_cache_specs(), self.executor.determine_available_memory()
+            kv_config = kv_cache_config(config.kv_cache, specs, reports)
+            self.info = ending.info = EngineInfo.of(config, composition.spec, kv_config)
+            hook.engine_starting(info=self.info)
+            self.executor.initialize_from_config(kv_config)
+            self.scheduler: Scheduler = composition.create("scheduler", kv_config=kv_config)
+            self.executor.register_failure_callback(_weakly(self._on_executor_failure))
+            hook.engine_ready(info=self.info)
+        except BaseException:
+            self._stop()
+            raise
+
+    # -- the loop ----------------------------------------------------------------------------------------------------
+
+    def step(self) -> list[EngineCoreOutput]:
+        """Plan what can be planned, wait for the oldest step in flight, book its results.
+
+        Returns the news of that step; [] when nothing is in flight and nothing can be planned.
+        """
+        self._check_alive()
+        try:
+            while len(self._in_flight) < self.executor.max_concurrent_batches and self._submit_next():
+                pass
+            if not self._in_flight:
+                return []
+            step = self._in_flight.popleft()
+            return self.scheduler.update_from_output(step.plan, self._result(step))
+        except Exception as error:
+            raise self._die(error) from error
+        except BaseException as interrupt:  # a step cut in the middle leaves parts that do not agree
+            self._die(interrupt)
+            raise
+
+    def _submit_next(self) -> bool:
+        """Send the next plan on its way; False when there is nothing to compute and nothing to tell."""
+        plan = self.scheduler.schedule()
+        if plan.empty and not plan.has_state_changes:
+            return False
+        output = self.executor.execute_model(plan, non_block=True)
+        grammar = self.scheduler.grammar_output(plan)  # while the forward runs
+        sampled = self.executor.sample_tokens(grammar, non_block=True) if plan.grammar_slots else None
+        self._in_flight.append(_InFlight(plan, output, sampled))
+        return True
+
+    def _result(self, step: _InFlight) -> ModelRunnerOutput:
+        timeout = self.config.executor.step_timeout
+        try:
+            output = step.output.result(timeout)
+            if output is None:
+                output = (step.sampled or self.executor.sample_tokens(None, non_block=True)).result(timeout)
+        except TimeoutError as error:
+            if timeout is None:
+                raise
+            raise TimeoutError(f"step {step.plan.step_id} took longer than executor.step_timeout={timeout} s") from error
+        assert output is not None, "sample_tokens returned nothing"
+        return output
+
+    # -- requests ----------------------------------------------------------------------------------------------------
+
+    def add_request(self, request: EngineCoreRequest) -> None:
+        """Queue ``request``. Raises ``ValueError`` for an id in use, or a prompt that can never fit the KV pool."""
+        self._check_alive()
+        self.scheduler.add_request(request)
+
+    def abort_requests(self, request_ids: Iterable[str] | None) -> list[str]:
+        """End requests (None: all) and free what they hold. Unknown ids are ignored. Returns the ids that it ended."""
+        self._check_alive()
+        return self.scheduler.finish_requests(request_ids, RequestStatus.FINISHED_ABORTED)
+
+    def has_requests(self) -> bool:
+        """True while ``step`` has something to do; never for a dead engine."""
+        return self._failure is None and (bool(self._in_flight) or self.scheduler.has_requests())
+
+    # -- control -----------------------------------------------------------------------------------------------------
+
+    def stats(self) -> SchedulerStats:
+        self._check_alive()
+        return self.scheduler.stats()
+
+    def reset_prefix_cache(self) -> bool:
+        """Forget cached blocks; False, and nothing changed, while requests hold blocks."""
+        self._check_alive()
+        return self.scheduler.reset_prefix_cache()
+
+    def collective_rpc(
+        self,
+        method: Any,
+        args: Sequence[Any] = (),
+        kwargs: dict[str, Any] | None = None,
+        *,
+        timeout: float | None = None,
+        ranks: Ranks = ALL,
+    ) -> list[Any]:
+        """``Executor.collective_rpc``, waiting for the replies. An error of one call does not end the engine."""
+        self._check_alive()
+        return self.executor.collective_rpc(method, tuple(args), kwargs, timeout=timeout, ranks=ranks)  # type: ignore[no-any-return]
+
+    def check_health(self) -> None:
+        """Return when everything answers; raise ``EngineDeadError`` otherwise."""
+        self._check_alive()
+        try:
+            self.executor.check_health()
+        except Exception as error:
+            raise self._die(error) from error
+
+    def shutdown(self) -> None:
+        """Stop the workers. Idempotent; also done when the object goes away and when the process ends."""
+        self._failure = self._failure or "it was shut down"
+        self._stop()
+
+    def __enter__(self) -> EngineCore:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.shutdown()
+
+    # -- failure -----------------------------------------------------------------------------------------------------
+
+    def _check_alive(self) -> None:
+        if self._failure is not None:
+            raise EngineDeadError(self._failure)
+
+    def _on_executor_failure(self, cause: BaseException) -> None:
+        """From any thread: only remember; the step that waits gets its error from its future."""
+        self._failure = self._failure or cause
+
+    def _die(self, error: BaseException) -> EngineDeadError:
+        """Remember the root cause (the executor's report comes before its symptoms) and let go of the workers."""
+        self._failure = self._failure or error
+        self._in_flight.clear()
+        try:
+            self._stop()
+        except Exception:
+            log.warning("shutting down after a failure failed too", exc_info=True)
+        return EngineDeadError(self._failure)
+
+
+def _weakly(method: Callable[[BaseException], None]) -> Callable[[BaseException], None]:
+    """The executor outlives the core, for which the finalizer waits: it must not hold it."""
+    reference = weakref.WeakMethod(method)
+
+    def call(cause: BaseException) -> None:
+        target = reference()
+        if target is not None:
+            target(cause)
+
+    return call
+
+
+class _Ending:
+    """What happens once when the core ends. Holds no reference to the core: it also runs when that is gone."""
+
+    def __init__(self, executor: Executor, hook: Any) -> None:
+        self._executor, self._hook = executor, hook
+        self.info: EngineInfo | None = None
+
+    def __call__(self) -> None:
+        try:
+            self._hook.engine_stopping(info=self.info)
+        finally:
+            self._executor.shutdown()

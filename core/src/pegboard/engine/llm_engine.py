@@ -1,0 +1,223 @@
+"""LLMEngine: the synchronous front end. Requests in, ``step()``, outputs out."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import TYPE_CHECKING, Any
+
+from pegboard.contracts.tokenizer import Tokenizer
+from pegboard.engine.client import EngineCoreClient, InProcessClient
+from pegboard.engine.core import EngineCore
+from pegboard.engine.defaults import recommended_sampling
+from pegboard.engine.eos import eos_token_ids
+from pegboard.engine.errors import EngineDeadError
+from pegboard.engine.input import InputProcessor, ProcessedInput
+from pegboard.engine.output import OutputProcessor
+from pegboard.engine.outputs import OutputKind, RequestOutput
+from pegboard.engine.prompts import Prompt
+from pegboard.engine.stats import StatLoggers
+from pegboard.wire import EngineCoreRequest, SamplingParams, SchedulerStats
+
+if TYPE_CHECKING:
+    from pegboard.config import EngineConfig
+    from pegboard.engine.bootstrap import Prepared
+    from pegboard.plugins import Composition, PluginHost
+
+log = logging.getLogger(__name__)
+
+
+class LLMEngine:
+    """One engine and its front end, driven by the caller: every ``step`` advances all requests.
+
+    Methods are called from one thread. After a failure of the engine every method that needs it raises
+    ``EngineDeadError``, and no request is left waiting.
+    """
+
+    def __init__(self, prepared: Prepared | None = None, **options: Any) -> None:
+        """``prepared`` from ``pegboard.engine.bootstrap.prepare``, or its keyword arguments directly."""
+        if prepared is None:
+            from pegboard.engine.bootstrap import prepare
+
+            prepared = prepare(**options)
+        elif options:
+            raise TypeError(f"options {sorted(options)} have no effect beside a prepared configuration; give them to prepare()")
+        self._boot(prepared.composition)
+
+    @classmethod
+    def from_config(cls, config: EngineConfig, host: PluginHost | None = None) -> LLMEngine:
+        """An engine for a finished configuration; ``host`` defaults to one with the installed plugins."""
+        from pegboard.plugins import compose
+
+        engine = cls.__new__(cls)
+        engine._boot(compose(config, host))
+        return engine
+
+    def _boot(self, composition: Composition) -> None:
+        self.composition, self.config = composition, composition.config
+        with ThreadPoolExecutor(1, thread_name_prefix="pegboard-tokenizer") as pool:
+            tokenizer = pool.submit(composition.create, "tokenizer")
+            self.client: EngineCoreClient = InProcessClient(EngineCore(composition.config, composition))
+        try:
+            self.tokenizer: Tokenizer = tokenizer.result()
+            self._agree_on_vocabulary()
+            self._build_front_end()
+        except BaseException:
+            self.client.shutdown()
+            raise
+
+    def _build_front_end(self) -> None:
+        composition, tokenizer = self.composition, self.tokenizer
+        self.info = self.client.info
+        self.input = InputProcessor(
+            tokenizer,
+            self.info,
+            eos_token_ids(composition.spec, composition.source, tokenizer),
+            {r.name for r in composition.host.records if r.active},
+            self._validate,
+        )
+        self._outputs = OutputProcessor(tokenizer)
+        self._ended_outside: list[RequestOutput] = []
+        self._stat_loggers = StatLoggers(composition.create_all("stat_logger"), self.config.observability.log_interval)
+
+    def _agree_on_vocabulary(self) -> None:
+        """Ids that only pad the embedding have no text and are never chosen; ids beyond it cannot be computed."""
+        embedding, known = self.composition.spec.vocab_size, self.tokenizer.vocab_size
+        if known > embedding:
+            log.warning(
+                "the tokenizer knows %d ids, the model's embedding has %d: prompts with ids from %d on are refused",
+                known, embedding, embedding,
+            )  # fmt: skip
+        elif known < embedding:
+            self.client.collective_rpc("set_vocab_limit", (known,))
+
+    def _validate(self, request: EngineCoreRequest) -> None:
+        self.composition.host.hook.validate_request(request=request)
+
+    # -- requests ----------------------------------------------------------------------------------------------------
+
+    def add_request(
+        self,
+        request_id: str,
+        prompt: Prompt,
+        params: SamplingParams | None = None,
+        *,
+        kind: OutputKind = OutputKind.CUMULATIVE,
+        arrival_time: float | None = None,
+        priority: int = 0,
+        cache_salt: str | None = None,
+        ext: Mapping[str, Any] | None = None,
+    ) -> None:
+        """Check and queue one request. ``params`` default to ``default_sampling_params()``.
+
+        Raises:
+            ValueError: the request is refused; no other request notices.
+            EngineDeadError: the engine has failed.
+        """
+        params = params if params is not None else self.default_sampling_params()
+        self.submit(
+            self.input.process(
+                request_id, prompt, params, arrival_time=arrival_time, priority=priority, cache_salt=cache_salt, ext=ext
+            ),
+            kind,
+        )
+
+    def submit(self, processed: ProcessedInput, kind: OutputKind = OutputKind.CUMULATIVE) -> None:
+        """Queue a request that ``input.process`` has checked. Raises as ``add_request``."""
+        request_id = processed.request.request_id
+        if request_id in self._outputs:
+            raise ValueError(f"request id {request_id!r} is still in use; choose another one, or abort that request first")
+        self.client.add_request(processed.request)
+        self._outputs.add(processed.request, processed.prompt, kind)
+
+    def abort_request(self, request_ids: str | Iterable[str]) -> None:
+        """End requests. Their last output, with finish_reason "abort", comes from the next ``step``. Ids that are unknown
+        or have ended are ignored."""
+        ids = [request_ids] if isinstance(request_ids, str) else request_ids
+        known = [i for i in dict.fromkeys(ids) if i in self._outputs]
+        if known:
+            self.client.abort_requests(known)
+            self._ended_outside += self._outputs.abort(known)
+
+    def withdraw(self, request_ids: Iterable[str]) -> None:
+        """End requests whose caller has gone: like ``abort_request``, but nothing is reported. Does not raise."""
+        gone = set(request_ids)
+        try:
+            self.abort_request(gone)
+        except EngineDeadError:
+            self._outputs.clear()
+        self._ended_outside = [o for o in self._ended_outside if o.request_id not in gone]
+
+    def abort_all(self) -> None:
+        """End every request."""
+        self.abort_request(self._outputs.request_ids)
+
+    def has_unfinished_requests(self) -> bool:
+        """True while ``step`` has something to do or to report."""
+        return bool(self._ended_outside) or len(self._outputs) > 0 or self.client.has_requests()
+
+    @property
+    def num_unfinished_requests(self) -> int:
+        return len(self._outputs)
+
+    def step(self) -> list[RequestOutput]:
+        """Advance the engine by one step; returns what is new, by each request's ``OutputKind``.
+
+        Raises ``EngineDeadError`` when the engine fails: all requests have ended with it.
+        """
+        try:
+            news = self.client.get_outputs(with_stats=bool(self._stat_loggers))
+            processed = self._outputs.process(news.outputs)
+            if processed.to_abort:
+                self.client.abort_requests(processed.to_abort)
+        except EngineDeadError:
+            self._outputs.clear()
+            raise
+        if news.stats is not None:
+            self._stat_loggers.record(news.stats, processed.counter)
+        ended, self._ended_outside = self._ended_outside, []
+        return ended + processed.outputs
+
+    # -- what there is -----------------------------------------------------------------------------------------------
+
+    def default_sampling_params(self, **changes: Any) -> SamplingParams:
+        """``SamplingParams`` as the model's generation_config recommends, with ``changes``."""
+        return SamplingParams(**{**recommended_sampling(self.composition.source.generation_config), **changes})
+
+    def get_tokenizer(self) -> Tokenizer:
+        return self.tokenizer
+
+    def stats(self) -> SchedulerStats:
+        """Gauges and counters at this moment."""
+        return self.client.stats()
+
+    def reset_prefix_cache(self) -> bool:
+        """Forget cached prefixes; False, and nothing changed, while requests are running."""
+        return self.client.reset_prefix_cache()
+
+    def collective_rpc(
+        self,
+        method: Any,
+        args: Sequence[Any] = (),
+        kwargs: dict[str, Any] | None = None,
+        *,
+        timeout: float | None = None,
+    ) -> list[Any]:
+        """Call a declared worker method, or a function of the worker, on every worker; see ``Executor.collective_rpc``."""
+        return self.client.collective_rpc(method, args, kwargs, timeout=timeout)
+
+    def check_health(self) -> None:
+        """Return when the engine answers; raise ``EngineDeadError`` otherwise."""
+        self.client.check_health()
+
+    def shutdown(self) -> None:
+        """Stop the engine. Idempotent. Unfinished requests are dropped."""
+        self._outputs.clear()
+        self.client.shutdown()
+
+    def __enter__(self) -> LLMEngine:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.shutdown()

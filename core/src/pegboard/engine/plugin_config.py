@@ -1,0 +1,171 @@
+"""What plugins have to do with the configuration: their sections, and their hooks ``configure`` and ``validate``.
+
+Each hook is called for one plugin at a time, so that whatever it does or raises is told under the plugin's name.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import TYPE_CHECKING, Any
+
+from pydantic import BaseModel
+
+from pegboard.config.draft import ConfigDraft
+from pegboard.config.errors import ConfigError, Problem
+from pegboard.config.fields import Group
+from pegboard.config.models import PLUGINS_KEYS, EngineConfig
+from pegboard.config.names import did_you_mean, folded
+from pegboard.plugins.errors import PluginError
+
+if TYPE_CHECKING:
+    from pegboard.plugins import PluginHost, PluginRecord
+    from pegboard.plugins.provider import ConfigSection
+
+
+def declare_sections(draft: ConfigDraft, host: PluginHost, everything: bool = False) -> list[Problem]:
+    """Declare in the draft the sections that plugins offer: those of active plugins, those that a source sets, or all.
+
+    A section that cannot be declared is a problem only if it is set or its plugin is active; one that is set and that nobody
+    offers always is.
+    """
+    from pegboard.plugins.options import sections
+
+    activate(draft, host)
+    try:
+        offered = sections(host)
+    except PluginError as exc:
+        return [Problem("plugins", str(exc))]
+    given = {folded(item.name) for item in draft.pending}
+    failed: dict[str, Exception] = {}
+    for name, section in offered.items():
+        record = host.record(name)
+        needed = folded(name) in given or (record is not None and record.active)
+        if not needed and not everything:
+            continue
+        try:
+            draft.declare_section(name, _model(section))
+        except Exception as exc:  # importing the model runs the plugin's code
+            if needed:
+                failed[name] = exc
+    problems = [
+        Problem(f"plugins.{name}", f"the section's model cannot be used: {type(exc).__name__}: {exc}")
+        for name, exc in failed.items()
+    ]
+    reported = {p.where for p in problems}
+    return problems + [p for p in _undeclared(draft, host, list(offered)) if p.where not in reported]
+
+
+def _model(section: ConfigSection) -> type[BaseModel]:
+    from pegboard.plugins.options import model_of
+
+    name = section.name
+    if name in PLUGINS_KEYS:
+        raise PluginError(f"{name!r} is a key of core, a section needs another name")
+    if not name or "." in name:
+        raise PluginError(f"a section's name has no dots and is not empty, got {name!r}")
+    model = model_of(section)
+    if not isinstance(model, type) or not issubclass(model, BaseModel):
+        raise PluginError(f"it must be a pydantic model class, got {model!r}")
+    return model
+
+
+def _undeclared(draft: ConfigDraft, host: PluginHost, known: list[str]) -> list[Problem]:
+    """One problem per section that is set and that no loaded plugin declares; ``known`` are those that are declared."""
+    sources: dict[str, list[str]] = {}
+    for item in draft.pending:
+        sources.setdefault(item.name, []).append(str(item.given.origin))
+    keys = [f"plugins.{key}" for key in [*sorted(PLUGINS_KEYS), *known]]
+    problems = []
+    for name, origins in sources.items():
+        reason = host.why_absent(name)
+        if not reason:
+            record = host.record(name)
+            reason = f"{record.label if record else 'the plugin'} takes no options"
+        guess = did_you_mean(f"plugins.{name}", keys)
+        remedy = f"sections there are: {', '.join(known) or 'none'}" + (f"; {guess}" if guess else "")
+        problems.append(Problem(f"plugins.{name}", f"no loaded plugin has this section: {reason}", remedy, tuple(origins)))
+    return problems
+
+
+def activate(draft: ConfigDraft, host: PluginHost) -> None:
+    """Let the hooks of those plugins run whose parts the draft names."""
+
+    def get(path: str) -> Any:
+        try:
+            return draft.get(path)
+        except ConfigError:  # its problem is reported with the others
+            return None
+
+    host.activate_chosen(get)
+
+
+def configure(draft: ConfigDraft, host: PluginHost) -> list[Problem]:
+    """Run the hook ``configure`` of every active plugin, by name. A part that a plugin chooses may bring further plugins in."""
+    problems: list[Problem] = []
+    done: set[str] = set()
+    while turn := [r for r in host.records if r.loaded and r.active and r.name not in done and "configure" in r.hooks]:
+        for record in turn:
+            done.add(record.name)
+            known = set(draft.problems())
+            try:
+                _call(host, record, "configure")(draft=draft.writer(record.name))
+            except ConfigError as exc:
+                problems += [_of(record, p) for p in exc.problems if p not in known]
+            except Exception as exc:
+                problems.append(_raised(record, "configure", exc))
+        activate(draft, host)
+    return problems
+
+
+def part_problems(draft: ConfigDraft, host: PluginHost) -> list[Problem]:
+    """Fields that name a part which nothing offers, or which cannot be used."""
+    problems = []
+    for leaf in draft.tree.leaves():
+        winner = draft.winner(leaf.path)
+        if leaf.part is None or winner is None or winner.problem:
+            continue
+        for name in [winner.value] if isinstance(winner.value, str) else winner.value or ():
+            if leaf.part.auto and name == "auto":
+                continue
+            try:
+                host.get(leaf.part.kind, name)
+            except PluginError as exc:
+                problems.append(Problem(leaf.path, str(exc), sources=(str(winner.origin),)))
+    return problems
+
+
+def validate(config: EngineConfig, draft: ConfigDraft, host: PluginHost) -> list[Problem]:
+    """What the hook ``validate`` of every active plugin finds wrong, with who set the field that it names."""
+    problems: list[Problem] = []
+    for record in host.records:
+        if not (record.loaded and record.active and "validate" in record.hooks):
+            continue
+        try:
+            found = [p for answer in _call(host, record, "validate")(config=config) for p in answer or ()]
+        except Exception as exc:
+            problems.append(_raised(record, "validate", exc))
+            continue
+        problems += [_located(record, p, draft) for p in found]
+    return problems
+
+
+def _call(host: PluginHost, record: PluginRecord, hook: str) -> Callable[..., Iterable[Any]]:
+    """The hook of this one plugin."""
+    others = [r.plugin for r in host.records if r.plugin is not None and r is not record]
+    return host.pm.subset_hook_caller(hook, others)
+
+
+def _located(record: PluginRecord, problem: Any, draft: ConfigDraft) -> Problem:
+    if not isinstance(problem, Problem):
+        return Problem(f"{record.label}, validate", f"must yield Problem objects, but gave {problem!r}")
+    node = draft.tree.find(problem.where)
+    origin = () if node is None or isinstance(node, Group) else (str(draft.provenance(problem.where).origin),)
+    return _of(record, Problem(problem.where, problem.message, problem.remedy, (*problem.sources, *origin)))
+
+
+def _of(record: PluginRecord, problem: Problem) -> Problem:
+    return Problem(problem.where, f"{problem.message}, says {record.label}", problem.remedy, problem.sources)
+
+
+def _raised(record: PluginRecord, hook: str, exc: Exception) -> Problem:
+    return Problem(f"{record.label}, {hook}", f"raised {type(exc).__name__}: {exc}", "its settings, or the plugin, are at fault")

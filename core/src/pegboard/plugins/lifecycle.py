@@ -1,0 +1,28 @@
+"""What the start and stop hooks are told."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from pegboard.config import EngineConfig
+    from pegboard.plugins.composition import Composition
+    from pegboard.wire import World
+
+
+@dataclass(frozen=True, slots=True)
+class EngineInfo:
+    """One engine, in the process that holds its executor and scheduler."""
+
+    config: EngineConfig
+    composition: Composition
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerContext:
+    """One worker, in its own process where the executor gives it one. ``world`` holds its rank and the group sizes."""
+
+    config: EngineConfig
+    composition: Composition
+    world: World

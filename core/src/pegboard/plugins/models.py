@@ -1,0 +1,89 @@
+"""From a model reference to its source, its provider and its spec."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from pegboard.contracts.model import ModelSpec
+from pegboard.contracts.model_source import ModelNotFound, ModelSource
+from pegboard.plugins.discovery import STANDARD
+from pegboard.plugins.errors import DuplicateProviderError, PluginError
+from pegboard.plugins.provider import ModelProvider, Provider, import_target
+from pegboard.plugins.suggestions import near
+
+if TYPE_CHECKING:
+    from pegboard.config import EngineConfig
+    from pegboard.plugins.host import PluginHost
+
+
+def resolve(ref: str, config: EngineConfig, host: PluginHost) -> ModelSource:
+    """Ask the active plugins, then the others: a plugin that is merely installed cannot take a reference away, but naming what
+    only it knows is choosing it."""
+    refusal: ModelNotFound | None = None
+    try:
+        source = host.hook.resolve_model(ref=ref, config=config)
+        if source is not None:
+            return source  # type: ignore[no-any-return]
+    except ModelNotFound as error:
+        refusal = error
+    for record in [r for r in host.records if r.loaded and not r.active and "resolve_model" in r.hooks]:
+        others = [r.plugin for r in host.records if r.plugin is not None and r is not record]
+        try:
+            source = host.pm.subset_hook_caller("resolve_model", others)(ref=ref, config=config)
+        except ModelNotFound as error:
+            refusal = refusal or error
+            continue
+        if source is not None:
+            host.activate(record.name)
+            return source  # type: ignore[no-any-return]
+    if refusal is not None:
+        raise refusal
+    asked = [r.label for r in host.records if r.loaded and "resolve_model" in r.hooks]
+    who = f"asked: {', '.join(asked)}" if asked else "no installed plugin resolves models; pip install pegboard-plugins"
+    raise ModelNotFound(
+        f"model: nothing knows {ref!r}; give a folder, a .gguf file, a hub id, or a name that a plugin resolves ({who})"
+    )
+
+
+def choose_model(source: ModelSource, host: PluginHost) -> tuple[Provider, str]:
+    """The model provider for the checkpoint's architecture: of an enabled plugin, then the standard one, then the only other."""
+    wanted = [str(a) for a in source.config.get("architectures") or ()]
+    offers = {n: p for n, p in host.providers("model").items() if isinstance(p, ModelProvider)}
+    fitting = {n: p for n, p in offers.items() if set(wanted) & set(p.architectures)}
+    if not fitting:
+        known = sorted({a for p in offers.values() for a in p.architectures})
+        close = [m for a in wanted for m in near(a, known)]
+        raise PluginError(
+            f"model: no installed plugin implements the architecture of {source.path} ({' or '.join(wanted) or 'none stated'}); "
+            f"supported: {', '.join(known) or 'none'}" + (f"; near: {', '.join(close)}" if close else "")
+        )
+    groups: dict[str, list[tuple[str, Provider]]] = {"enabled": [], "standard": [], "installed": []}
+    for name, provider in fitting.items():
+        record = host.record(provider.plugin)
+        assert record is not None
+        standard = record.distribution == STANDARD
+        groups["standard" if standard else "enabled" if record.automatic else "installed"].append((name, provider))
+    group, best = next((g, found) for g, found in groups.items() if found)
+    if len(best) > 1:
+        who = " and ".join(f"{n!r} of {host.label(p)}" for n, p in best)
+        raise DuplicateProviderError(
+            f"model: {wanted[0]} is implemented by {who}; enable one in plugins.enabled, or block one in plugins.block"
+        )
+    return best[0][1], f"implements {wanted[0]} ({group})"
+
+
+def spec_of(provider: Provider, source: ModelSource, host: PluginHost) -> ModelSpec:
+    """Call the provider's ``spec`` function."""
+    who = f"model {provider.name!r} of {host.label(provider)}"
+    path = provider.spec if isinstance(provider, ModelProvider) else ""
+    if not path:
+        raise PluginError(f"{who} states no spec function; a ModelProvider needs spec='package.module:function'")
+    try:
+        spec = import_target(path)(source)
+    except (PluginError, ValueError):
+        raise
+    except Exception as error:
+        raise PluginError(f"{who}: {path} raised {type(error).__name__}: {error}") from error
+    if not isinstance(spec, ModelSpec):
+        raise PluginError(f"{who}: {path} returned {spec!r} instead of a ModelSpec")
+    return spec

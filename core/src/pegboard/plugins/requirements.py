@@ -1,0 +1,54 @@
+"""Version requirements: what a plugin needs of the host, and what a configuration needs installed."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Sequence
+
+from pegboard.plugins.discovery import host_version, installed_version, normalized
+from pegboard.plugins.markers import PROJECT
+from pegboard.plugins.record import PluginRecord
+
+
+def host_refused(record: PluginRecord, requires: Iterable[str]) -> str:
+    """Why a plugin's own metadata excludes this host, or nothing. ``requires`` are its ``Requires-Dist`` lines."""
+    for line in requires:
+        if normalized(re.split(r"[^A-Za-z0-9._-]", line.strip(), maxsplit=1)[0]) != PROJECT:
+            continue
+        from packaging.requirements import InvalidRequirement, Requirement
+
+        try:
+            requirement = Requirement(line)
+        except InvalidRequirement:
+            return f"its metadata holds an invalid requirement: {line!r}"
+        applies = requirement.marker is None or requirement.marker.evaluate({"extra": ""})
+        if applies and not requirement.specifier.contains(host_version(), prereleases=True):
+            return (
+                f"it requires {PROJECT}{requirement.specifier}, and this is {PROJECT} {host_version()}; install a release of "
+                f"{record.distribution} that supports it, or the {PROJECT} that it asks for"
+            )
+    return ""
+
+
+def requirement_problems(required: Sequence[str], records: Iterable[PluginRecord]) -> list[str]:
+    """One sentence per entry of ``plugins.required`` that this installation does not satisfy."""
+    if not required:
+        return []
+    from packaging.requirements import InvalidRequirement, Requirement
+
+    problems = []
+    records = list(records)
+    for line in required:
+        try:
+            requirement = Requirement(line)
+        except InvalidRequirement:
+            problems.append(f"plugins.required: {line!r} is no requirement; write 'name' or 'name>=version'")
+            continue
+        version = installed_version(requirement.name)
+        own = [r for r in records if r.distribution == normalized(requirement.name)]
+        if version is None:
+            problems.append(f"plugins.required: {line!r} is not installed; pip install {line!r}")
+        elif not requirement.specifier.contains(own[0].version if own else version, prereleases=True):
+            problems.append(f"plugins.required: {line!r}, but {requirement.name} {version} is installed; pip install -U {line!r}")
+        problems += [f"plugins.required: {line!r}, but {r.label} is {r.status}: {r.reason}" for r in own if not r.loaded]
+    return problems

@@ -1,0 +1,155 @@
+"""Rows in a paged cache, driven through an attention backend and compared with plain attention. Needs torch.
+
+The session keeps every row's keys and values densely in float64, hands out shuffled blocks, fills what nobody has written with
+NaN and block-table entries past a row's end with other rows' blocks, as an engine may. So it sees a backend that reads
+what is not the row's own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import torch
+
+from pegboard.contracts.attention import AttentionBackend, AttentionLayer, AttentionQuery, CommonAttentionMetadata
+from pegboard.testing.reference_attention import attend
+
+TOLERANCE = {"float32": (1e-5, 1e-5), "float16": (4e-3, 4e-3), "bfloat16": (3e-2, 2e-2)}
+"""(absolute, relative) against float64, for keys, queries and values drawn from N(0, 1). bfloat16 has 8 bits: scores and
+probabilities rounded to it are off by up to 1/256 of themselves; a backend that keeps them in float32 does better."""
+
+
+@dataclass
+class Row:
+    """One request: its blocks, and all its keys and values so far."""
+
+    blocks: list[int] = field(default_factory=list)
+    keys: Any = None
+    """[len, num_kv_heads, head_size] float64."""
+    values: Any = None
+
+    @property
+    def length(self) -> int:
+        return 0 if self.keys is None else int(self.keys.shape[0])
+
+
+@dataclass
+class Step:
+    """One step's arguments and what must come out."""
+
+    common: CommonAttentionMetadata
+    query: Any
+    key: Any
+    value: Any
+    expected: Any
+    """[T, num_heads, head_size] float64."""
+
+
+class AttentionSession:
+    """One layer (or several that share the layer constants) on one backend."""
+
+    def __init__(
+        self,
+        make: Callable[[AttentionQuery], AttentionBackend],
+        query: AttentionQuery,
+        *,
+        num_blocks: int = 64,
+        num_layers: int = 1,
+        seed: int = 0,
+        contiguous: bool = False,
+    ) -> None:
+        self.query = query
+        self.backend = make(query)
+        self.dtype = getattr(torch, query.dtype)
+        self.layer = AttentionLayer(
+            name="layers.0.attn",
+            num_heads=query.num_heads,
+            num_kv_heads=query.num_kv_heads,
+            head_size=query.head_size,
+            scale=query.head_size**-0.5,
+            sliding_window=query.sliding_window,
+            logits_soft_cap=query.logits_soft_cap,
+        )
+        shape = self.backend.kv_cache_shape(num_blocks, query.block_size, query.num_kv_heads, query.head_size)
+        kv_dtype = getattr(torch, query.kv_dtype)
+        self.caches = [torch.full(shape, float("nan"), dtype=kv_dtype, device=query.device) for _ in range(num_layers)]
+        self.rows: dict[str, Row] = {}
+        self._random = torch.Generator().manual_seed(seed)
+        self._rng = np.random.default_rng(seed)
+        free = np.arange(num_blocks) if contiguous else self._rng.permutation(num_blocks)
+        self.free: list[int] = free.tolist()[::-1]
+        self._num_blocks = num_blocks
+
+    def fork(self, parent: str, child: str, tokens: int) -> None:
+        """A new row that shares its first ``tokens`` tokens (whole blocks) with another, as prefix caching does."""
+        whole, rest = divmod(tokens, self.query.block_size)
+        assert rest == 0, "only whole blocks can be shared"
+        source = self.rows[parent]
+        self.rows[child] = Row(source.blocks[:whole], source.keys[:tokens], source.values[:tokens])
+
+    def draw(self, *shape: int) -> Any:
+        """N(0, 1) in the backend's dtype, on its device."""
+        return torch.randn(*shape, generator=self._random).to(self.dtype).to(self.query.device)
+
+    def prepare(self, new: Sequence[tuple[str, int]], *, spare_columns: int = 3) -> Step:
+        """Give each named row so many new tokens (0: the row is only there)."""
+        q = self.query
+        count = sum(tokens for _, tokens in new)
+        # Slices of one projection, as a fused qkv layer gives them: rows are strided.
+        fused = self.draw(count, q.num_heads + 2 * q.num_kv_heads, q.head_size)
+        query, key, value = fused.split([q.num_heads, q.num_kv_heads, q.num_kv_heads], dim=1)
+        slots: list[int] = []
+        expected = torch.zeros(query.shape, dtype=torch.float64)
+        begin = 0
+        for name, tokens in new:
+            row, end = self.rows.setdefault(name, Row()), begin + tokens
+            slots += self._append(row, key[begin:end], value[begin:end])
+            if tokens:
+                expected[begin:end] = attend(self.layer, query[begin:end].cpu().double(), row.keys, row.values)
+            begin = end
+        rows = [self.rows[name] for name, _ in new]
+        width = max((len(row.blocks) for row in rows), default=0) + spare_columns
+        table = self._rng.integers(0, self._num_blocks, (len(rows), width)).astype(np.int32)
+        for i, row in enumerate(rows):
+            table[i, : len(row.blocks)] = row.blocks
+        common = CommonAttentionMetadata(
+            query_start_loc=np.cumsum([0, *(tokens for _, tokens in new)]).astype(np.int32),
+            seq_lens=np.array([row.length for row in rows], np.int32),
+            block_table=torch.from_numpy(table).to(q.device),
+            slot_mapping=torch.tensor(slots, dtype=torch.int64, device=q.device),
+            block_size=q.block_size,
+            num_rows=len(rows),
+            num_tokens=count,
+        )
+        return Step(common, query, key, value, expected)
+
+    def run(self, step: Step, *, layer: int = 0, metadata: Any = None) -> Any:
+        """One forward; the output buffer starts as NaN."""
+        metadata = self.backend.build_metadata(step.common) if metadata is None else metadata
+        out = torch.full(step.query.shape, float("nan"), dtype=self.dtype, device=self.query.device)
+        result = self.backend.forward(self.layer, step.query, step.key, step.value, self.caches[layer], metadata, out)
+        assert result.data_ptr() == out.data_ptr(), "forward must fill and return `out`"
+        return out
+
+    def check(self, new: Sequence[tuple[str, int]]) -> None:
+        """One step whose output must equal plain attention."""
+        step = self.prepare(new)
+        self.compare(self.run(step), step.expected)
+
+    def compare(self, out: Any, expected: Any) -> None:
+        """``out`` within the dtype's tolerance of ``expected``."""
+        atol, rtol = TOLERANCE[self.query.dtype]
+        torch.testing.assert_close(out.cpu().double(), expected, atol=atol, rtol=rtol)
+
+    def _append(self, row: Row, key: Any, value: Any) -> list[int]:
+        """Slots of the new tokens; takes the blocks they need."""
+        size, begin = self.query.block_size, row.length
+        key, value = key.cpu().double(), value.cpu().double()
+        row.keys = key if row.keys is None else torch.cat([row.keys, key])
+        row.values = value if row.values is None else torch.cat([row.values, value])
+        while len(row.blocks) * size < row.length:
+            row.blocks.append(self.free.pop())
+        return [row.blocks[at // size] * size + at % size for at in range(begin, row.length)]

@@ -1,0 +1,104 @@
+"""FakeWorker: a worker without device or model, for tests of executors and of the engine loop."""
+
+from __future__ import annotations
+
+import threading
+import time
+from typing import Any
+
+from pegboard.contracts.worker import Worker, WorkerExtension, rpc
+from pegboard.wire import GrammarOutput, KVCacheConfig, KVCacheSpec, MemoryReport, ModelRunnerOutput, SchedulerOutput
+
+
+class FakeWorker(Worker):
+    """Every row that samples gets the token ``FakeWorker.TOKEN``. ``plan.ext["fake"]`` may hold ``{"sleep": seconds}``,
+    ``{"raise": text}`` and, with either, ``"rank"``: the only rank that does it. Methods refuse to overlap."""
+
+    TOKEN = 7
+    SPEC = KVCacheSpec(block_size=16, num_kv_heads=1, head_size=8, dtype="float32")
+
+    def __init__(self, config: Any, composition: Any, world: Any) -> None:
+        super().__init__(config, composition, world)
+        self.calls: list[str] = []
+        self.extensions["fake"] = FakeExtension()
+        self._busy = threading.Lock()
+        self._pending: SchedulerOutput | None = None
+
+    def init_device(self) -> None:
+        self.calls.append("init_device")
+
+    def load_model(self) -> None:
+        self.calls.append("load_model")
+
+    def compile_or_warm_up(self) -> None:
+        self.calls.append("compile_or_warm_up")
+
+    def check_health(self) -> None: ...
+
+    def shutdown(self) -> None:
+        self.calls.append("shutdown")
+
+    def determine_available_memory(self) -> MemoryReport:
+        self.calls.append("determine_available_memory")
+        return MemoryReport(weights=0, activations=0, resident=0, available=1 << 20, reason="fake")
+
+    def get_kv_cache_specs(self) -> dict[str, KVCacheSpec]:
+        return {"layer": self.SPEC}
+
+    def initialize_cache(self, kv_config: KVCacheConfig) -> None:
+        self.calls.append("initialize_cache")
+
+    def execute_model(self, plan: SchedulerOutput) -> ModelRunnerOutput | None:
+        if not self._busy.acquire(blocking=False):
+            raise AssertionError("two calls at once")
+        try:
+            self._act(plan.ext.get("fake", {}))
+        finally:
+            self._busy.release()
+        if plan.grammar_slots:
+            self._pending = plan
+            return None
+        return self._output(plan)
+
+    def sample_tokens(self, grammar: GrammarOutput | None) -> ModelRunnerOutput:
+        plan, self._pending = self._pending, None
+        if plan is None:
+            raise RuntimeError("sample_tokens without a step that waits for it")
+        return self._output(plan)
+
+    @rpc("test")
+    def echo(self, value: Any, **more: Any) -> Any:
+        """``value``, and the rank that it came by."""
+        return {"rank": self.world.rank, "value": value, **more}
+
+    @rpc("test")
+    def sleep_then(self, seconds: float, value: Any) -> Any:
+        time.sleep(seconds)
+        return value
+
+    @rpc("test")
+    def called(self) -> list[str]:
+        """Names of the life-cycle methods that ran, in order."""
+        return list(self.calls)
+
+    def undeclared(self) -> None:
+        """No RPC: a worker has ordinary methods too."""
+
+    def _act(self, wish: dict[str, Any]) -> None:
+        if wish.get("rank", self.world.rank) != self.world.rank:
+            return
+        time.sleep(wish.get("sleep", 0))
+        if "raise" in wish:
+            raise RuntimeError(wish["raise"])
+
+    def _output(self, plan: SchedulerOutput) -> ModelRunnerOutput:
+        tokens = [[self.TOKEN] if n else [] for n in plan.num_to_sample]
+        return ModelRunnerOutput(step_id=plan.step_id, slots=list(plan.slots), sampled_token_ids=tokens)
+
+
+class FakeExtension(WorkerExtension):
+    """Has one method, reached as ``fake.double``."""
+
+    @rpc("test")
+    def double(self, value: int) -> int:
+        return 2 * value

@@ -1,0 +1,247 @@
+"""Fakes without torch: a model that is a function, a runner and a worker that compute it, an executor that runs them here."""
+
+from __future__ import annotations
+
+import zlib
+from array import array
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from pegboard.contracts.executor import ALL, Executor, ExecutorFailed, Ranks, WorkerError
+from pegboard.contracts.worker import Worker, check_method, rpc
+from pegboard.testing.mirror import MirrorWorker
+from pegboard.wire import (
+    GrammarOutput,
+    KVCacheConfig,
+    KVCacheGroup,
+    KVCacheSpec,
+    MemoryReport,
+    ModelRunnerOutput,
+    SchedulerOutput,
+    World,
+)
+
+if TYPE_CHECKING:
+    from pegboard.config import EngineConfig
+    from pegboard.plugins import Composition
+
+NextToken = Callable[[Sequence[int]], int]
+"""A whole model: all tokens so far to the next one."""
+
+
+def hash_model(vocab_size: int = 1000, low: int = 0) -> NextToken:
+    """Any change of any earlier token changes the next one, in [low, vocab_size)."""
+
+    def next_token(token_ids: Sequence[int]) -> int:
+        return low + zlib.crc32(array("q", token_ids).tobytes()) % (vocab_size - low)
+
+    return next_token
+
+
+def scripted_model(answers: Mapping[tuple[int, ...], Sequence[int]], then: int = 0) -> NextToken:
+    """Each prompt is answered with its script, then with ``then`` for ever. Raises ``KeyError`` on another prompt."""
+
+    def next_token(token_ids: Sequence[int]) -> int:
+        for length in range(len(token_ids), 0, -1):
+            script = answers.get(tuple(token_ids[:length]))
+            if script is not None:
+                position = len(token_ids) - length
+                return script[position] if position < len(script) else then
+        raise KeyError(f"no script for the prompt {list(token_ids)}")
+
+    return next_token
+
+
+def fake_kv_config(num_blocks: int, block_size: int = 16, num_groups: int = 1, num_host_blocks: int = 0) -> KVCacheConfig:
+    """``num_blocks`` counts the null block."""
+    spec = KVCacheSpec(block_size=block_size, num_kv_heads=1, head_size=8, dtype="float32")
+    groups = [KVCacheGroup(layers=[f"layers.{i}"], spec=spec) for i in range(num_groups)]
+    return KVCacheConfig(num_blocks=num_blocks, groups=groups, num_host_blocks=num_host_blocks)
+
+
+class FakeRunner:
+    """Computes plans with ``next_token`` in place of a model, and keeps a KV cache whose entries stand for whole prefixes.
+
+    Before it samples it reads the cache through the request's block tables, and raises ``AssertionError`` unless every entry
+    is the one that this request needs: a block freed too early, shared wrongly or found under a wrong key shows at once.
+    ``propose`` gives draft tokens after each sample; drafts that agree with ``next_token`` are accepted.
+    """
+
+    def __init__(self, mirror: MirrorWorker, next_token: NextToken, propose: Callable[[Sequence[int]], list[int]] | None = None):
+        self.mirror, self.next_token, self.propose = mirror, next_token, propose
+        self.fail_rows: dict[str, str] = {}
+        """Request id to the message with which its row fails."""
+        self.num_steps = 0
+        self._cache: dict[tuple[int, int], list[int]] = {}
+        self._prefixes: dict[int, list[int]] = {}
+
+    def execute_model(self, plan: SchedulerOutput) -> ModelRunnerOutput:
+        plan = self.mirror.apply(plan)
+        self.num_steps += 1
+        self._copy_blocks(plan)
+        for new in plan.new_requests:
+            self._prefixes[new.slot] = []
+        drafts = dict(zip(plan.spec_slots, plan.spec_token_ids, strict=True))
+        output = ModelRunnerOutput(step_id=plan.step_id, slots=plan.slots, sampled_token_ids=[])
+        for index, slot in enumerate(plan.slots):
+            row, proposed = self.mirror.rows[slot], drafts.get(slot, [])
+            self._write(slot, row.token_ids + proposed, plan.num_computed_tokens[index], plan.num_scheduled_tokens[index])
+            tokens: list[int] = []
+            if row.request_id in self.fail_rows:
+                output.errors[index] = self.fail_rows[row.request_id]
+            elif plan.num_to_sample[index]:
+                tokens = self._sample(row.token_ids, proposed)
+            output.sampled_token_ids.append(tokens)
+            if self.propose is not None:
+                output.draft_token_ids.append(self.propose(row.token_ids + tokens) if tokens else [])
+        self.mirror.sampled(plan, output.sampled_token_ids)
+        return output
+
+    def _sample(self, token_ids: list[int], proposed: list[int]) -> list[int]:
+        tokens = [self.next_token(token_ids)]
+        for draft in proposed:
+            if draft != tokens[-1]:
+                break
+            tokens.append(self.next_token(token_ids + tokens))
+        return tokens
+
+    def _write(self, slot: int, token_ids: list[int], computed: int, count: int) -> None:
+        """Fill the cache for ``count`` tokens after ``computed``, and check all that came before."""
+        prefixes = self._prefixes[slot]
+        del prefixes[computed:]  # rejected drafts
+        for token in token_ids[len(prefixes) : computed + count]:
+            prefixes.append(zlib.crc32(token.to_bytes(8, "little", signed=True), prefixes[-1] if prefixes else 0))
+        size = self.mirror.block_size
+        for group, blocks in enumerate(self.mirror.rows[slot].block_ids):
+            for place, block_id in enumerate(blocks[: -(-len(prefixes) // size)]):
+                start = place * size
+                entry = self._cache.setdefault((group, block_id), [0] * size)
+                first = min(max(computed - start, 0), size)
+                assert entry[:first] == prefixes[start : start + first], (
+                    f"slot {slot} ({self.mirror.rows[slot].request_id!r}): block {block_id} (place {place}) holds other data"
+                )
+                fresh = prefixes[start + first : start + size]
+                entry[first : first + len(fresh)] = fresh
+
+    def _copy_blocks(self, plan: SchedulerOutput) -> None:
+        for group in range(len(self.mirror.kv_config.groups)):
+            for source, destination in plan.block_copies:
+                if (group, source) in self._cache:
+                    self._cache[group, destination] = list(self._cache[group, source])
+
+
+class FakeWorker(Worker):
+    """A worker around ``FakeRunner``: boots in all six phases and answers every declared method of the step."""
+
+    runner: FakeRunner
+
+    def __init__(self, config: EngineConfig, composition: Composition, world: World) -> None:
+        super().__init__(config, composition, world)
+        self.calls: list[str] = []
+
+    @rpc("lifecycle")
+    def init_device(self) -> None:
+        self.calls.append("init_device")
+
+    @rpc("lifecycle")
+    def load_model(self) -> None:
+        self.calls.append("load_model")
+
+    @rpc("lifecycle")
+    def compile_or_warm_up(self) -> None:
+        self.calls.append("compile_or_warm_up")
+
+    @rpc("memory")
+    def determine_available_memory(self) -> MemoryReport:
+        self.calls.append("determine_available_memory")
+        return MemoryReport(weights=0, activations=0, resident=0, available=1 << 20, reason="a fake worker's 1 MiB")
+
+    @rpc("memory")
+    def get_kv_cache_specs(self) -> dict[str, KVCacheSpec]:
+        size = self.config.kv_cache.block_size
+        return {"layers.0": KVCacheSpec(block_size=size, num_kv_heads=1, head_size=8, dtype="float32")}
+
+    @rpc("memory")
+    def initialize_cache(self, kv_config: KVCacheConfig) -> None:
+        self.calls.append("initialize_cache")
+        limits = self.config.scheduler
+        mirror = MirrorWorker(kv_config, max_num_seqs=limits.max_num_seqs, max_num_batched_tokens=limits.max_num_batched_tokens)
+        self.runner = FakeRunner(mirror, hash_model(self.composition.spec.vocab_size))
+
+    @rpc("step")
+    def execute_model(self, plan: SchedulerOutput) -> ModelRunnerOutput | None:
+        return self.runner.execute_model(plan)
+
+    @rpc("step")
+    def sample_tokens(self, grammar: GrammarOutput | None) -> ModelRunnerOutput:
+        raise RuntimeError("a fake worker samples in execute_model")
+
+
+class FakeExecutor(Executor):
+    """One fake worker, called directly. Choose it as ``executor.name = "pegboard.testing.fakes:FakeExecutor"``.
+
+    ``executor.worker.runner`` is where a test sets ``next_token`` or ``fail_rows``. ``fail(error)`` makes it fail for good.
+    """
+
+    supports_async_scheduling = True
+    concurrent_batches: ClassVar[int] = 1
+
+    @property
+    def max_concurrent_batches(self) -> int:
+        return self.concurrent_batches
+
+    def _init_executor(self) -> None:
+        self.worker = FakeWorker(self.config, self.composition, self.world)
+        self._callbacks: list[Callable[[BaseException], None]] = []
+        self._failure: BaseException | None = None
+        self.collective_rpc("init_device")
+        self.collective_rpc("load_model")
+
+    def collective_rpc(
+        self,
+        method: str | Callable[..., Any],
+        args: tuple[Any, ...] = (),
+        kwargs: dict[str, Any] | None = None,
+        *,
+        timeout: float | None = None,
+        non_block: bool = False,
+        ranks: Ranks = ALL,
+    ) -> Any:
+        if isinstance(method, str):
+            check_method(type(self.worker), method)
+        future: Future[list[Any]] = Future()
+        try:
+            self.check_health()
+            call = getattr(self.worker, method) if isinstance(method, str) else method
+            call_args = args if isinstance(method, str) else (self.worker, *args)
+            replies = [call(*call_args, **(kwargs or {}))]
+            future.set_result(replies if ranks == ALL else [replies[rank] for rank in ranks])
+        except ExecutorFailed as error:
+            future.set_exception(error)
+        except Exception as error:
+            failure = WorkerError(0, type(error).__name__, str(error))
+            failure.__cause__ = error
+            future.set_exception(failure)
+        return future if non_block else future.result()
+
+    def check_health(self) -> None:
+        if self._failure is not None or self._is_shut_down:
+            raise ExecutorFailed(str(self._failure or "the executor was shut down")) from self._failure
+
+    def register_failure_callback(self, callback: Callable[[BaseException], None]) -> None:
+        if self._failure is not None:
+            callback(self._failure)
+        else:
+            self._callbacks.append(callback)
+
+    def fail(self, error: BaseException) -> None:
+        """Behave as if the worker had died of ``error``."""
+        if self._failure is None:
+            self._failure = error
+            callbacks, self._callbacks = self._callbacks, []
+            for callback in callbacks:
+                callback(error)
+
+    def _shutdown(self) -> None:
+        self._callbacks.clear()

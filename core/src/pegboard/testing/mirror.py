@@ -1,0 +1,162 @@
+"""MirrorWorker: a worker's resident batch without a model. Replays plans and refuses what no worker could follow."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import msgspec
+
+from pegboard.contracts.kv_allocator import NULL_BLOCK
+from pegboard.wire import PLACEHOLDER_TOKEN, KVCacheConfig, NewRequestData, SchedulerOutput
+
+_ENCODER = msgspec.msgpack.Encoder()
+_DECODER = msgspec.msgpack.Decoder(SchedulerOutput)
+
+
+@dataclass(slots=True)
+class MirrorRow:
+    """One resident request. ``num_computed`` tokens of ``token_ids`` are in the KV cache after the last plan."""
+
+    request_id: str
+    token_ids: list[int]
+    prompt_len: int
+    block_ids: list[list[int]]
+    num_computed: int
+    stop_token_ids: list[int] = field(default_factory=list)
+
+
+class MirrorWorker:
+    """Applies each plan in the order that ``pegboard.wire.scheduler_output`` prescribes, after a round trip through msgpack.
+
+    ``rows`` maps slots to what a worker must know by now. ``keeps_samples`` False is a worker that does not see the samples:
+    it learns tokens from plans alone. All complaints are ``AssertionError``.
+    """
+
+    def __init__(
+        self,
+        kv_config: KVCacheConfig,
+        *,
+        max_num_seqs: int = 1 << 30,
+        max_num_batched_tokens: int = 1 << 30,
+        keeps_samples: bool = True,
+    ) -> None:
+        self.kv_config = kv_config
+        self.block_size = kv_config.block_size
+        self.max_num_seqs, self.max_num_batched_tokens = max_num_seqs, max_num_batched_tokens
+        self.keeps_samples = keeps_samples
+        self.rows: dict[int, MirrorRow] = {}
+        self.last_step = 0
+
+    # -- applying a plan -----------------------------------------------------------------------------------------------
+
+    def apply(self, plan: SchedulerOutput) -> SchedulerOutput:
+        """Check and apply ``plan``; returns it as it came out of the wire."""
+        received = _DECODER.decode(_ENCODER.encode(plan))
+        assert received == plan, "the plan changes on its way through msgpack"
+        assert received.step_id > self.last_step, f"step {received.step_id} after step {self.last_step}"
+        self.last_step = received.step_id
+        self._leave(received)
+        self._move_blocks(received)
+        for new in received.new_requests:
+            self._enter(new)
+        self._append(received)
+        self._check_rows(received)
+        return received
+
+    def _leave(self, plan: SchedulerOutput) -> None:
+        for slot in [*plan.finished_slots, *plan.preempted_slots]:
+            assert slot in self.rows, f"slot {slot} leaves but is not in the batch"
+            del self.rows[slot]
+
+    def _move_blocks(self, plan: SchedulerOutput) -> None:
+        device, host = self.kv_config.num_blocks, self.kv_config.num_host_blocks
+        moves = (
+            ("block_copies", plan.block_copies, device, device),
+            ("swap_out", plan.swap_out, device, host + 1),
+            ("swap_in", plan.swap_in, host + 1, device),
+        )
+        for name, pairs, sources, destinations in moves:
+            for source, destination in pairs:
+                assert 0 < source < sources, f"{name}: no block {source}"
+                assert 0 < destination < destinations, f"{name}: no block {destination}"
+            assert len({d for _, d in pairs}) == len(pairs), f"{name}: two blocks go to one place"
+
+    def _enter(self, new: NewRequestData) -> None:
+        assert 0 <= new.slot < self.max_num_seqs, f"no slot {new.slot}"
+        assert new.slot not in self.rows, f"slot {new.slot} is taken by {self.rows[new.slot].request_id!r}"
+        assert new.request_id not in {row.request_id for row in self.rows.values()}, f"{new.request_id!r} enters twice"
+        assert len(new.block_ids) == len(self.kv_config.groups), "one block table per KV-cache group"
+        assert 0 < new.prompt_len <= len(new.token_ids), "prompt longer than the tokens"
+        assert PLACEHOLDER_TOKEN not in new.token_ids, "a new request with unknown tokens"
+        assert 0 <= new.num_computed_tokens < len(new.token_ids), "a new request with nothing to compute"
+        self._check_blocks(new.block_ids)
+        self.rows[new.slot] = MirrorRow(
+            request_id=new.request_id,
+            token_ids=list(new.token_ids),
+            prompt_len=new.prompt_len,
+            block_ids=[list(blocks) for blocks in new.block_ids],
+            num_computed=new.num_computed_tokens,
+            stop_token_ids=list(new.stop_token_ids),
+        )
+
+    def _append(self, plan: SchedulerOutput) -> None:
+        assert len(set(plan.block_slots)) == len(plan.block_slots), "blocks of one request in two entries"
+        for slot, block_ids in zip(plan.block_slots, plan.block_ids, strict=True):
+            self._check_blocks(block_ids)
+            for blocks, added in zip(self.rows[slot].block_ids, block_ids, strict=True):
+                assert not set(blocks) & set(added), f"slot {slot} is given a block that it has"
+                blocks += added
+        for slot, token_ids in zip(plan.token_slots, plan.token_ids, strict=True):
+            assert not self.keeps_samples, f"slot {slot} is sent tokens that its worker has sampled itself"
+            self.rows[slot].token_ids += token_ids
+
+    def _check_blocks(self, block_ids: Sequence[Sequence[int]]) -> None:
+        for blocks in block_ids:
+            assert len(set(blocks)) == len(blocks), f"a block twice in one table: {blocks}"
+            for block_id in blocks:
+                assert NULL_BLOCK < block_id < self.kv_config.num_blocks, f"no block {block_id}"
+
+    # -- checking what is to be computed -------------------------------------------------------------------------------
+
+    def _check_rows(self, plan: SchedulerOutput) -> None:
+        assert len(set(plan.slots)) == len(plan.slots) <= self.max_num_seqs, "a slot twice, or too many rows"
+        assert plan.total_num_scheduled_tokens <= self.max_num_batched_tokens, "more tokens than the budget"
+        entered = {new.slot for new in plan.new_requests}
+        assert entered <= set(plan.slots), "a request enters the batch and computes nothing"
+        drafts = dict(zip(plan.spec_slots, plan.spec_token_ids, strict=True))
+        assert drafts.keys() <= set(plan.slots), "drafts for a row that is not in the plan"
+        written: dict[tuple[int, int], int] = {}
+        for slot, count, computed, num_to_sample in zip(
+            plan.slots, plan.num_scheduled_tokens, plan.num_computed_tokens, plan.num_to_sample, strict=True
+        ):
+            row, num_drafts = self.rows[slot], len(drafts.get(slot, ()))
+            end, known = computed + count, len(row.token_ids) + num_drafts
+            assert count > num_drafts >= 0, f"slot {slot} computes {count} tokens, of them {num_drafts} drafts"
+            assert computed == row.num_computed, f"slot {slot}: {computed} computed by the plan, {row.num_computed} really"
+            assert end <= known, f"slot {slot} computes up to {end} of {known} tokens"
+            assert num_to_sample == (1 + num_drafts if end == known else 0), f"slot {slot} samples {num_to_sample} tokens"
+            for group, blocks in enumerate(row.block_ids):
+                assert end <= len(blocks) * self.block_size, f"slot {slot} has no block for token {end - 1}"
+                for block_id in blocks[computed // self.block_size : -(-end // self.block_size)]:
+                    assert written.setdefault((group, block_id), slot) == slot, f"two rows write block {block_id}"
+            row.num_computed = end
+        self._check_shared(written)
+
+    def _check_shared(self, written: dict[tuple[int, int], int]) -> None:
+        """A block that is written belongs to the writer alone."""
+        writers = {block_id: slot for (_, block_id), slot in written.items()}
+        for slot, row in self.rows.items():
+            for block_id in (b for blocks in row.block_ids for b in blocks):
+                assert writers.get(block_id, slot) == slot, f"slot {writers[block_id]} writes block {block_id} of slot {slot}"
+
+    # -- after the step ------------------------------------------------------------------------------------------------
+
+    def sampled(self, plan: SchedulerOutput, token_ids: Sequence[Sequence[int]]) -> None:
+        """Tokens that the step sampled, aligned with ``plan.slots``. Rejected drafts are not computed after all."""
+        for slot, num_to_sample, tokens in zip(plan.slots, plan.num_to_sample, token_ids, strict=True):
+            row = self.rows[slot]
+            if num_to_sample and tokens:
+                row.num_computed -= num_to_sample - len(tokens)
+            if self.keeps_samples:
+                row.token_ids += tokens

@@ -1,0 +1,86 @@
+"""Paged attention written to be obviously right: one row, one head, one query token at a time, in float32 (float64 inputs stay).
+
+The yardstick of the attention conformance tests, and the backend of model tests. It implements the whole contract, so it can
+also serve an engine, slowly.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from pegboard.contracts.attention import AttentionBackend, AttentionLayer, AttentionQuery, CommonAttentionMetadata, Support
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+
+class ReferenceAttentionBackend(AttentionBackend):
+    """The cache is [num_blocks, 2, block_size, num_kv_heads, head_size]: keys, then values."""
+
+    name = "reference"
+
+    def __init__(self, query: AttentionQuery | None = None, device: Any = None) -> None:
+        self.query = query
+
+    @classmethod
+    def supports(cls, query: AttentionQuery) -> Support:
+        return Support.of(
+            "ALiBi is not implemented" if query.alibi else None,
+            "attention sinks are not implemented" if query.sinks else None,
+        )
+
+    @classmethod
+    def kv_cache_shape(cls, num_blocks: int, block_size: int, num_kv_heads: int, head_size: int) -> tuple[int, ...]:
+        return (num_blocks, 2, block_size, num_kv_heads, head_size)
+
+    def build_metadata(self, common: CommonAttentionMetadata) -> CommonAttentionMetadata:
+        return common
+
+    def forward(
+        self, layer: AttentionLayer, query: Tensor, key: Tensor, value: Tensor, kv_cache: Tensor, metadata: Any, out: Tensor
+    ) -> Tensor:
+        common: CommonAttentionMetadata = metadata
+        for token in range(common.num_tokens):
+            slot = int(common.slot_mapping[token])
+            block, offset = divmod(slot, common.block_size)
+            kv_cache[block, 0, offset] = key[token]
+            kv_cache[block, 1, offset] = value[token]
+        for row in range(common.num_rows):
+            start, end = int(common.query_start_loc[row]), int(common.query_start_loc[row + 1])
+            if end > start:
+                keys, values = gather_row(kv_cache, common, row)
+                out[start:end] = attend(layer, query[start:end], keys, values).to(out.dtype)
+        return out
+
+
+def gather_row(kv_cache: Tensor, common: CommonAttentionMetadata, row: int) -> tuple[Tensor, Tensor]:
+    """Keys and values of all tokens of one row, each [seq_len, num_kv_heads, head_size]."""
+    seq_len = int(common.seq_lens[row])
+    blocks = [int(common.block_table[row, i // common.block_size]) for i in range(seq_len)]
+    keys = torch.stack([kv_cache[block, 0, i % common.block_size] for i, block in enumerate(blocks)])
+    values = torch.stack([kv_cache[block, 1, i % common.block_size] for i, block in enumerate(blocks)])
+    return keys, values
+
+
+def attend(layer: AttentionLayer, query: Tensor, keys: Tensor, values: Tensor) -> Tensor:
+    """Causal attention of the last ``len(query)`` tokens of a row over the whole row.
+
+    ``query`` [query_len, num_heads, head_size]; ``keys`` and ``values`` [seq_len, num_kv_heads, head_size].
+    """
+    precision = torch.promote_types(query.dtype, torch.float32)
+    query, keys, values = query.to(precision), keys.to(precision), values.to(precision)
+    group = layer.num_heads // layer.num_kv_heads
+    out = torch.empty_like(query)
+    first = keys.shape[0] - query.shape[0]
+    for i in range(query.shape[0]):
+        position = first + i
+        oldest = 0 if layer.sliding_window is None else max(0, position - layer.sliding_window + 1)
+        for head in range(layer.num_heads):
+            visible = keys[oldest : position + 1, head // group]
+            scores = visible @ query[i, head] * layer.scale
+            if layer.logits_soft_cap is not None:
+                scores = layer.logits_soft_cap * torch.tanh(scores / layer.logits_soft_cap)
+            out[i, head] = torch.softmax(scores, dim=0) @ values[oldest : position + 1, head // group]
+    return out

@@ -1,0 +1,41 @@
+"""Where a token's key and value live in the cache, how they are written there and copied out.
+
+One layer's cache is ``[num_blocks, 2, num_kv_heads, block_size, head_size]``: key and value of one block lie side by side,
+and each head's tokens of one block are one run of memory. So a gather copies whole runs (keys and values in one operation,
+sorted by head on the way), and a block can be copied or moved by its first index.
+"""
+
+from __future__ import annotations
+
+import torch
+
+
+def kv_cache_shape(num_blocks: int, block_size: int, num_kv_heads: int, head_size: int) -> tuple[int, int, int, int, int]:
+    """``[num_blocks, 2 (key, value), num_kv_heads, block_size, head_size]``."""
+    return (num_blocks, 2, num_kv_heads, block_size, head_size)
+
+
+def slot_rows(slot_mapping: torch.Tensor, block_size: int, num_kv_heads: int) -> torch.Tensor:
+    """The rows that belong to each slot, in the cache seen as ``[rows, head_size]``.
+
+    Returns int64 ``[T * 2 * num_kv_heads]``: per token its key heads, then its value heads.
+    """
+    block = torch.div(slot_mapping, block_size, rounding_mode="floor")
+    runs = torch.arange(2 * num_kv_heads, device=slot_mapping.device)
+    first = block * (2 * num_kv_heads * block_size) + (slot_mapping - block * block_size)
+    return (first.unsqueeze(1) + runs * block_size).view(-1)
+
+
+def write_tokens(key: torch.Tensor, value: torch.Tensor, kv_cache: torch.Tensor, rows: torch.Tensor) -> None:
+    """Store ``key`` and ``value`` ``[T, num_kv_heads, head_size]`` in the rows that ``slot_rows`` gave."""
+    head_size = key.shape[2]
+    kv_cache.view(-1, head_size).index_copy_(0, rows, torch.stack((key, value), 1).view(-1, head_size))
+
+
+def run_index(blocks: torch.Tensor, num_kv_heads: int) -> torch.Tensor:
+    """Which runs to copy so that ``blocks`` ``[N, blocks]`` come out of the cache seen as ``[runs, block_size * head_size]``.
+
+    Returns int64 ``[2 * N * num_kv_heads * blocks]``; what it copies is ``[2, N, num_kv_heads, blocks * block_size, head_size]``.
+    """
+    runs = torch.arange(2 * num_kv_heads, device=blocks.device).view(2, 1, num_kv_heads, 1)
+    return (blocks.view(1, blocks.shape[0], 1, blocks.shape[1]) * (2 * num_kv_heads) + runs).view(-1)

@@ -1,0 +1,162 @@
+"""GGUFLoader: the tensors of a GGUF file under Hugging Face's names, dequantised when read."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager
+from math import prod
+from typing import Any, BinaryIO
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from gguf import GGML_QUANT_SIZES, GGMLQuantizationType
+from gguf.quants import dequantize
+
+from pegboard.contracts.model_source import ModelSource
+from pegboard.contracts.weight_loader import WeightHandle, WeightLoader, WeightsError
+from pegboard_plugins.loaders.gguf_metadata import GGUFFile, TensorInfo, read_gguf
+from pegboard_plugins.loaders.gguf_names import NOT_WEIGHTS, hf_name, row_order
+
+_STORED = {
+    GGMLQuantizationType.F32: torch.float32,
+    GGMLQuantizationType.F16: torch.float16,
+    GGMLQuantizationType.BF16: torch.bfloat16,
+    GGMLQuantizationType.F64: torch.float64,
+}
+_CHUNK_BYTES = 2 << 20
+"""Most bytes read from the file at once: what a tensor needs beyond its own result."""
+_RUN_BLOCKS = 128
+"""Quantisation blocks given to the dequantiser as one row: it works on 16 rows at a time, fastest while they fit in cache."""
+
+
+class GGUFLoader(WeightLoader):
+    """Opens one GGUF file. Reads with plain file reads, not a mapping: what was read does not stay resident."""
+
+    def open(self, source: ModelSource, spec: Any = None) -> AbstractContextManager[Mapping[str, WeightHandle]]:
+        """Handles of all tensors, dequantised to float32 or in the stored float type. Raises ``WeightsError`` naming the file."""
+        file = read_gguf(source.path)
+        _check_types(file)
+        return _opened(file)
+
+
+@contextmanager
+def _opened(file: GGUFFile) -> Iterator[Mapping[str, WeightHandle]]:
+    try:
+        stream = open(file.path, "rb", buffering=0)  # noqa: SIM115 - closed below, after the caller's block
+    except OSError as error:
+        raise WeightsError(f"{file.path}: cannot be read: {error.strerror}") from error
+    with stream:
+        reader = _Reader(file.path, stream)
+        yield {
+            hf_name(name): GGUFHandle(hf_name(name), info, reader, row_order(name, info.shape[0], file.metadata))
+            for name, info in file.tensors.items()
+            if name not in NOT_WEIGHTS
+        }
+
+
+def _check_types(file: GGUFFile) -> None:
+    """Refuse types that the gguf package can name but not dequantise, before anything is read."""
+    for kind in {info.type for info in file.tensors.values()} - set(_STORED):
+        try:
+            dequantize(np.zeros((1, GGML_QUANT_SIZES[kind][1]), np.uint8), kind)
+        except NotImplementedError as error:
+            name = next(name for name, info in file.tensors.items() if info.type is kind)
+            raise WeightsError(
+                f"{file.path}: tensor {name!r} has the type {kind.name}, which the gguf package cannot dequantise; "
+                "convert the model to another type, such as Q8_0"
+            ) from error
+
+
+class _Reader:
+    """Reads of byte ranges, from any thread."""
+
+    def __init__(self, path: str, stream: BinaryIO) -> None:
+        self.path = path
+        self._stream = stream
+        self._lock = threading.Lock()
+
+    def read(self, offset: int, length: int) -> npt.NDArray[np.uint8]:
+        """``length`` bytes in writable memory. Raises ``WeightsError`` if the file has become shorter."""
+        data = np.empty(length, np.uint8)
+        view, done = memoryview(data), 0
+        with self._lock:
+            if self._stream.closed:
+                raise ValueError(f"{self.path}: read after the loader's context was left")
+            self._stream.seek(offset)
+            while done < length:
+                count = self._stream.readinto(view[done:])  # type: ignore[attr-defined]
+                if not count:
+                    raise WeightsError(f"{self.path}: truncated while being read: nothing at byte {offset + done}")
+                done += count
+        return data
+
+
+class GGUFHandle:
+    """One tensor. ``dtype`` is what ``read`` gives: the stored float type, or float32 for quantised tensors."""
+
+    def __init__(self, name: str, info: TensorInfo, reader: _Reader, order: npt.NDArray[np.int64] | None) -> None:
+        self.name = name
+        self.shape = info.shape
+        self.dtype = str(_STORED.get(info.type, torch.float32)).removeprefix("torch.")
+        self._info = info
+        self._reader = reader
+        self._order = order
+        self._rows = prod(info.shape[:-1])
+        self._columns = info.shape[-1]
+
+    def read(self) -> torch.Tensor:
+        """The whole tensor, in memory of its own."""
+        data = self._read_rows(0, self._rows, slice(None)).reshape(self.shape)
+        return data if self._order is None else data[torch.from_numpy(self._order)]
+
+    def read_slice(self, dim: int, start: int, length: int) -> torch.Tensor:
+        """Part of it along ``dim``. Along the first dimension only those rows are read; along the last only their columns are kept."""
+        dim = dim % len(self.shape) if -len(self.shape) <= dim < len(self.shape) else -1
+        if dim < 0 or start < 0 or length < 0 or start + length > self.shape[dim]:
+            raise ValueError(f"{self.name} of shape {self.shape} has no slice of {length} from {start} along dimension {dim}")
+        if length == 0:
+            return torch.empty([0 if i == dim else n for i, n in enumerate(self.shape)], dtype=getattr(torch, self.dtype))
+        if dim == 0 and len(self.shape) > 1:
+            return self._read_first(start, length)
+        if dim == len(self.shape) - 1 and self._order is None:
+            data = self._read_rows(0, self._rows, slice(start, start + length))
+            return data.reshape(*self.shape[:-1], length)
+        return self.read().narrow(dim, start, length).clone()
+
+    def _read_first(self, start: int, length: int) -> torch.Tensor:
+        """Items ``start`` … of the first dimension. Reordered rows stay inside their head, so the range read is at most a head more."""
+        inner = self._rows // self.shape[0]
+        if self._order is None:
+            return self._read_rows(start * inner, length * inner, slice(None)).reshape(length, *self.shape[1:])
+        wanted = self._order[start : start + length]
+        first, last = int(wanted.min()), int(wanted.max())
+        found = self._read_rows(first * inner, (last + 1 - first) * inner, slice(None))
+        return found.reshape(-1, *self.shape[1:])[torch.from_numpy(wanted - first)]
+
+    def _read_rows(self, first: int, count: int, columns: slice) -> torch.Tensor:
+        """Rows of the file's own order as a (count, columns) tensor, read and dequantised a few megabytes at a time."""
+        width = len(range(*columns.indices(self._columns)))
+        result = torch.empty(count, width, dtype=getattr(torch, self.dtype))
+        row_bytes = self._info.row_bytes
+        step = max(1, _CHUNK_BYTES // row_bytes)
+        for start in range(0, count, step):
+            rows = min(step, count - start)
+            raw = self._reader.read(self._info.offset + (first + start) * row_bytes, rows * row_bytes)
+            values = _decode(raw, self._info.type).reshape(rows, self._columns)
+            result[start : start + rows] = values[:, columns]
+        return result
+
+
+def _decode(raw: npt.NDArray[np.uint8], kind: GGMLQuantizationType) -> torch.Tensor:
+    """Bytes of whole blocks as a flat tensor."""
+    stored = _STORED.get(kind)
+    if stored is not None:
+        return torch.from_numpy(raw).view(stored)
+    size = GGML_QUANT_SIZES[kind][1]
+    blocks = len(raw) // size
+    even = blocks // _RUN_BLOCKS * _RUN_BLOCKS
+    parts = [raw[: even * size].reshape(-1, _RUN_BLOCKS * size), raw[even * size :].reshape(1, -1)]
+    found = [torch.from_numpy(dequantize(part, kind).reshape(-1)) for part in parts if part.size]
+    return found[0] if len(found) == 1 else torch.cat(found)

@@ -1,0 +1,88 @@
+"""ModelSpec of a Llama-family checkpoint, from its configuration alone. Imports no torch."""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from pegboard.contracts.model import ModelSpec
+from pegboard.contracts.model_source import ModelSource
+from pegboard_plugins.layers.rope_parameters import ignored_partial_rotary
+from pegboard_plugins.loaders.safetensors_files import stored_dtype
+from pegboard_plugins.models.llama_config import LlamaConfig, llama_config
+
+logger = logging.getLogger(__name__)
+
+DTYPES = ("float32", "bfloat16", "float16")
+
+
+def llama_spec(source: ModelSource) -> ModelSpec:
+    """Sizes, context length, precision and EOS ids of a checkpoint. Raises ``ValueError`` naming the file and the field."""
+    where = config_file(source)
+    config = llama_config(source.config, where)
+    if ignored_partial_rotary(source.config, config.rope, config.head_size):
+        logger.warning(
+            "%s: partial_rotary_factor has no effect with the default rope type in the reference implementation of %s; "
+            "whole heads are rotated",
+            where,
+            config.architecture,
+        )
+    windows = [window for window in config.windows if window is not None]
+    return ModelSpec(
+        architecture=config.architecture,
+        vocab_size=config.vocab_size,
+        hidden_size=config.hidden_size,
+        num_layers=config.num_layers,
+        num_heads=config.num_heads,
+        num_kv_heads=config.num_kv_heads,
+        head_size=config.head_size,
+        max_model_len=config.rope.max_model_len,
+        dtype=stated_dtype(source.config, where) or stored_dtype(source),
+        eos_token_ids=eos_token_ids(source, config),
+        tie_word_embeddings=config.tie_word_embeddings,
+        sliding_window=min(windows) if windows else None,
+        prompt_length_rope=config.rope.depends_on_length,
+        details=dict(source.config),
+    )
+
+
+def config_file(source: ModelSource) -> str:
+    """The file that a configuration came from, for messages."""
+    return os.path.join(source.path, "config.json") if os.path.isdir(source.path) else source.path
+
+
+def stated_dtype(config: Mapping[str, Any], where: str) -> str | None:
+    """``dtype``, or ``torch_dtype`` as older files call it, without a leading "torch."; None if neither is stated."""
+    name = "dtype" if config.get("dtype") is not None else "torch_dtype"
+    value = config.get(name)
+    if value is None:
+        return None
+    dtype = str(value).removeprefix("torch.")
+    if dtype not in DTYPES:
+        raise ValueError(f"{where}: {name} {value!r} is not supported; weights can be {', '.join(DTYPES)}")
+    return dtype
+
+
+def eos_token_ids(source: ModelSource, config: LlamaConfig) -> tuple[int, ...]:
+    """The union of what generation_config and config state, in that order. Ids outside the vocabulary are dropped with a warning."""
+    found: dict[int, None] = {}
+    for part in (source.generation_config, source.config):
+        for value in _ids(part.get("eos_token_id")):
+            if isinstance(value, int) and not isinstance(value, bool) and 0 <= value < config.vocab_size:
+                found[value] = None
+            else:
+                logger.warning(
+                    "%s: eos_token_id %r is not a token of this model (vocabulary of %d) and is left out",
+                    source.path,
+                    value,
+                    config.vocab_size,
+                )
+    return tuple(found)
+
+
+def _ids(value: Any) -> Iterable[Any]:
+    if value is None:
+        return ()
+    return value if isinstance(value, list | tuple) else (value,)

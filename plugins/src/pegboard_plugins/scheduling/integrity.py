@@ -1,0 +1,53 @@
+"""check_books: everything that must hold between two calls of the scheduler."""
+
+from __future__ import annotations
+
+from pegboard.contracts.scheduler import RequestStatus
+from pegboard_plugins.scheduling.request import NO_SLOT, Request
+from pegboard_plugins.scheduling.state import SchedulerState
+
+_WAITING = (RequestStatus.WAITING, RequestStatus.PREEMPTED)
+
+
+def check_books(state: SchedulerState) -> None:
+    """Raise ``AssertionError`` if the scheduler's books do not balance."""
+    state.kv.check_integrity()
+    state.waiting.check_integrity()
+    running = {r.request_id: r for r in state.running}
+    waiting = {r.request_id: r for r in state.waiting}
+    assert len(running) == len(state.running), "a request runs twice"
+    assert not running.keys() & waiting.keys(), "a request runs and waits"
+    assert {**running, **waiting} == state.requests, "running and waiting requests are not all requests"
+    slots = [r.slot for r in state.running] + state.free_slots
+    assert sorted(slots) == list(range(state.max_num_seqs)), f"slots lost or given twice: {sorted(slots)}"
+    steps = [plan.step_id for plan in state.in_flight]
+    assert steps == sorted(set(steps)), f"plans in flight are out of order: {steps}"
+    assert all(step > state.processed_step for step in steps), "a plan in flight has been processed"
+    for request in state.running:
+        _check_running(state, request)
+    for request in waiting.values():
+        _check_waiting(state, request)
+    deferred = [key for _, key in state.deferred]
+    assert len(deferred) == len(set(deferred)), "blocks are to be freed twice"
+    assert not deferred or state.in_flight, "blocks wait for a plan that is not in flight"
+    holders = {*deferred, *(r.kv_key for r in state.running)}
+    assert state.kv.holders <= holders, f"blocks held by nobody: {state.kv.holders - holders}"
+
+
+def _check_running(state: SchedulerState, request: Request) -> None:
+    known, place = len(request.token_ids), repr(request)
+    assert request.status is RequestStatus.RUNNING, place
+    assert known < request.max_len, f"{place} should have ended at {request.max_len}"
+    assert known + request.num_placeholders <= request.max_len, f"{place} is planned beyond {request.max_len}"
+    assert 0 <= request.num_computed < known + request.num_placeholders, f"{place} is computed beyond its tokens"
+    assert request.num_computed <= request.capacity, f"{place} is computed beyond its {request.capacity} places"
+    held = state.kv.num_blocks_of(request.kv_key) // state.kv.num_groups
+    assert request.capacity == held * state.block_size, f"{place} counts {request.capacity} places in {held} blocks"
+    assert request.num_placeholders == 0 or any(request in plan.rows for plan in state.in_flight), f"{place} waits for nothing"
+
+
+def _check_waiting(state: SchedulerState, request: Request) -> None:
+    place = repr(request)
+    assert request.status in _WAITING, place
+    assert request.slot == NO_SLOT, f"{place} has a slot"
+    assert request.num_computed == request.num_placeholders == request.capacity == 0, f"{place} kept something"

@@ -1,0 +1,160 @@
+"""SchedulerState: who runs, who waits, which slots and blocks they hold. All changes of a request's state happen here."""
+
+from __future__ import annotations
+
+import heapq
+import time
+from collections import deque
+from dataclasses import dataclass
+from typing import Any
+
+from pegboard.contracts.event_sink import Event
+from pegboard.contracts.scheduler import PauseState, RequestStatus
+from pegboard.contracts.views import RequestView, SchedulingView
+from pegboard_plugins.kv.manager import StandardKVCacheManager
+from pegboard_plugins.scheduling.policy_guard import EventEmitter, PolicyGuard
+from pegboard_plugins.scheduling.request import NO_SLOT, Request
+from pegboard_plugins.scheduling.waiting import WaitingRequests
+
+
+@dataclass(slots=True)
+class InFlight:
+    """A plan whose result is not in yet, and the requests of its rows."""
+
+    step_id: int
+    rows: list[Request]
+
+
+class SchedulerState:
+    """The scheduler's books.
+
+    ``running`` is in order of admission: the first is the oldest and is never preempted. Blocks given up while a plan in
+    flight may still write them are kept in ``deferred`` until that plan's result is in.
+    """
+
+    def __init__(
+        self, kv: StandardKVCacheManager, waiting: WaitingRequests, guard: PolicyGuard, events: EventEmitter, max_num_seqs: int
+    ) -> None:
+        self.kv, self.waiting, self.guard, self.events = kv, waiting, guard, events
+        self.max_num_seqs = max_num_seqs
+        self.block_size = kv.block_size
+        self.requests: dict[str, Request] = {}
+        self.running: list[Request] = []
+        self.in_flight: deque[InFlight] = deque()
+        self.deferred: list[tuple[int, str]] = []
+        """(step that must be over, key in the KV manager)."""
+        self.finished_slots: list[int] = []
+        """Slots that the next plan has to tell the workers about."""
+        self.free_slots = list(range(max_num_seqs))
+        self.step = 0
+        self.processed_step = 0
+        self.pause = PauseState.UNPAUSED
+        self.num_preemptions = 0
+        self.num_scheduled_tokens = 0
+        self.prefix_queries = 0
+        self.prefix_hits = 0
+
+    # -- changes of state ----------------------------------------------------------------------------------------------
+
+    def enter(self, request: Request) -> None:
+        self.requests[request.request_id] = request
+        self.waiting.add(request)
+        self.emit("queued", request)
+
+    def start(self, request: Request, num_hit: int) -> None:
+        """Waiting to running; its blocks have been allocated and ``num_hit`` tokens found in the cache."""
+        self.waiting.take(request)
+        resumed = request.status is RequestStatus.PREEMPTED
+        if not resumed:
+            request.num_cached = num_hit
+            self.prefix_queries += request.num_prompt
+            self.prefix_hits += num_hit
+        request.status = RequestStatus.RUNNING
+        request.slot = heapq.heappop(self.free_slots)
+        request.first_step = self.step
+        request.num_computed = num_hit
+        request.num_sent = len(request.token_ids)
+        if self.kv.caches_prefixes:
+            request.next_commit = num_hit + self.block_size
+        self.running.append(request)
+        self.emit("resumed" if resumed else "scheduled", request)
+
+    def preempt(self, request: Request) -> int:
+        """Running to preempted; returns the slot it had. The caller takes it off ``running`` and gives it back to ``waiting``."""
+        self._release_blocks(request)
+        slot = self._release_slot(request)
+        request.status = RequestStatus.PREEMPTED
+        request.num_preemptions += 1
+        self.num_preemptions += 1
+        request.leave_batch()
+        self.emit("preempted", request)
+        return slot
+
+    def end(self, request: Request, status: RequestStatus) -> None:
+        """Any state to finished. The caller takes a running one off ``running``."""
+        if request.slot != NO_SLOT:
+            self.finished_slots.append(self._release_slot(request))
+        else:
+            self.waiting.remove(request)
+        self._release_blocks(request)
+        request.status = status
+        del self.requests[request.request_id]
+        request.leave_batch()
+        self.emit("finished", request, status=status.value)
+
+    def drop_stopped(self) -> None:
+        """Take requests that do not run any more off ``running``."""
+        self.running = [r for r in self.running if r.status is RequestStatus.RUNNING]
+
+    def _release_slot(self, request: Request) -> int:
+        heapq.heappush(self.free_slots, request.slot)
+        return request.slot
+
+    def _release_blocks(self, request: Request) -> None:
+        if request.slot != NO_SLOT and request.last_step > self.processed_step:
+            self.deferred.append((request.last_step, request.kv_key))
+        else:
+            self.kv.free(request.kv_key)
+
+    # -- plans in flight -----------------------------------------------------------------------------------------------
+
+    def processed(self, step_id: int) -> None:
+        """The result of ``step_id`` is in: what waited for it can be freed."""
+        self.processed_step = step_id
+        if self.deferred:
+            for step, key in self.deferred:
+                if step <= step_id:
+                    self.kv.free(key)
+            self.deferred = [entry for entry in self.deferred if entry[0] > step_id]
+
+    @property
+    def num_free_blocks(self) -> int:
+        return self.kv.allocator.num_free
+
+    @property
+    def num_pending_blocks(self) -> int:
+        """Blocks that become free when the plans in flight are over."""
+        return self.kv.num_freed_by([key for _, key in self.deferred]) if self.deferred else 0
+
+    # -- what others see -----------------------------------------------------------------------------------------------
+
+    def view(self, request: Request) -> RequestView:
+        return request.view(self.kv.num_blocks_of(request.kv_key))
+
+    def situation(self, token_budget: int) -> SchedulingView:
+        return SchedulingView(
+            step=self.step,
+            now=time.time(),
+            token_budget=token_budget,
+            num_running=len(self.running),
+            num_waiting=len(self.waiting),
+            max_num_seqs=self.max_num_seqs,
+            num_blocks=self.kv.num_usable_blocks,
+            num_free_blocks=self.num_free_blocks,
+            block_size=self.block_size,
+            strict=self.guard.strict,
+        )
+
+    def emit(self, kind: str, request: Request, **data: Any) -> None:
+        if self.events:
+            self.events.emit(Event(kind, request.request_id, self.step, time.monotonic(), data))
