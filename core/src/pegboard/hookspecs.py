@@ -24,10 +24,11 @@ if TYPE_CHECKING:
     import pluggy
 
     from pegboard.config import EngineConfig
-    from pegboard.config.draft import ConfigDraft
+    from pegboard.config.draft import PluginDraft
     from pegboard.contracts.attention import AttentionQuery
     from pegboard.contracts.model_source import ModelSource
-    from pegboard.plugins.lifecycle import EngineInfo, WorkerContext
+    from pegboard.engine.info import EngineInfo
+    from pegboard.plugins.lifecycle import WorkerContext
     from pegboard.plugins.provider import (
         AdmissionPolicyProvider,
         AttentionBackendProvider,
@@ -478,16 +479,17 @@ def config_sections() -> Iterable[ConfigSection]:
 
 
 @hookspec
-def configure(draft: ConfigDraft) -> None:
-    """Change the configuration before it is checked. Every write is kept with who made it (``pegboard config explain``).
+def configure(draft: PluginDraft) -> None:
+    """Change the configuration before it is checked. What a user has set stays, unless the plugin forces it; every write is
+    kept under the plugin's name (``pegboard config explain``).
 
     ```python
     from pegboard.plugins import hookimpl
 
     @hookimpl
     def configure(draft):
-        if draft.get("scheduler.max_num_seqs") > 256:
-            draft.set("scheduler.max_num_seqs", 256, by="example")
+        if draft.get("scheduler.queue") == "fcfs":
+            draft.set("scheduler.max_num_seqs", 32)
     ```
     """
 
@@ -519,6 +521,7 @@ def resolve_model(ref: str, config: EngineConfig) -> ModelSource | None:
 
     ```python
     from pegboard.contracts.model_source import ModelSource
+    from pegboard.engine.info import EngineInfo
     from pegboard.plugins import hookimpl
 
     @hookimpl
@@ -537,14 +540,14 @@ def resolve_model(ref: str, config: EngineConfig) -> ModelSource | None:
 
 @hookspec
 def engine_starting(info: EngineInfo) -> None:
-    """The engine is about to start its executor and workers. Called in the process of the engine core.
+    """Model and sizes are known, the KV cache is about to be allocated. Called in the process of the engine core.
 
     ```python
     from pegboard.plugins import hookimpl
 
     @hookimpl
     def engine_starting(info):
-        print(f"starting {info.config.model} on {info.composition.parts['executor'].name}")
+        print(f"starting {info.model} with {info.num_blocks} KV blocks")
     ```
     """
 
@@ -558,21 +561,22 @@ def engine_ready(info: EngineInfo) -> None:
 
     @hookimpl
     def engine_ready(info):
-        print(f"{info.config.model} is ready")
+        print(f"{info.model} is ready, up to {info.max_model_len} tokens a request")
     ```
     """
 
 
 @hookspec
-def engine_stopping(info: EngineInfo) -> None:
-    """The engine is about to stop its workers, also after a failed start. Called in the process of the engine core.
+def engine_stopping(info: EngineInfo | None) -> None:
+    """The engine is about to stop its workers; ``info`` is None when it failed before its sizes were known. Called in the
+    process of the engine core.
 
     ```python
     from pegboard.plugins import hookimpl
 
     @hookimpl
     def engine_stopping(info):
-        print(f"{info.config.model} stops")
+        print(f"{info.model} stops" if info else "the engine did not start")
     ```
     """
 

@@ -8,6 +8,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+
 from pegboard.config import EngineConfig
 from pegboard.contracts.executor import Executor, ExecutorFailed
 from pegboard.contracts.model import ModelSpec

@@ -8,11 +8,12 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tokenizers import Tokenizer as RawTokenizer
+from tokenizers import decoders, models
+
 from pegboard.contracts.tokenizer import Tokenizer
 from pegboard.engine.detokenizer import REPLACEMENT, IncrementalDetokenizer
 from pegboard.testing.tiny_tokenizer import SPECIAL_TOKENS, write_tokenizer
-from tokenizers import Tokenizer as RawTokenizer
-from tokenizers import decoders, models
 
 TEXTS = [
     "Hello, world. The capital of France is Paris.",

@@ -8,6 +8,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+
 from pegboard.engine.errors import EngineDeadError
 from pegboard.engine.llm_engine import LLMEngine
 from pegboard.engine.outputs import OutputKind, RequestOutput

@@ -30,7 +30,7 @@ def allowed(schema: Mapping[str, Any]) -> str:
         case "number":
             return "a number" + _range(schema)
         case "string":
-            return "text" + (" that is not empty" if schema.get("minLength") == 1 else "")
+            return "non-empty text" if schema.get("minLength") == 1 else "text"
         case "boolean":
             return "true or false"
         case "null":
@@ -44,6 +44,8 @@ def allowed(schema: Mapping[str, Any]) -> str:
 
 
 def _range(schema: Mapping[str, Any]) -> str:
+    if "minimum" in schema and "maximum" in schema:
+        return f" from {schema['minimum']} to {schema['maximum']}"
     words = {"minimum": "at least", "exclusiveMinimum": "above", "maximum": "at most", "exclusiveMaximum": "below"}
     limits = [f"{word} {schema[key]}" for key, word in words.items() if key in schema]
     return f", {' and '.join(limits)}" if limits else ""

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any, Final
 
 from pegboard.config.allowed import allowed
 from pegboard.config.fields import FieldTree, Leaf
-from pegboard.config.names import did_you_mean, flag_name
+from pegboard.config.names import flag_name, near, question
 
 _DEST: Final = "config_options"
 
@@ -85,10 +85,11 @@ def cli_layer(args: argparse.Namespace) -> dict[str, Any]:
     return dict(getattr(args, _DEST, {}))
 
 
-def suggest_flag(text: str) -> str:
-    """``did you mean --scheduler.max-num-seqs?`` for an unknown flag, or nothing."""
+def suggest_flag(text: str, flags: Iterable[str]) -> str:
+    """``did you mean --scheduler.max-num-seqs?`` for an unknown flag among those that a command has, or nothing."""
     word = text.partition("=")[0].removeprefix("--")
-    return did_you_mean(word, [leaf.path for leaf in FieldTree().leaves()])
+    known = [flag.removeprefix("--") for flag in flags if flag.startswith("--")]
+    return question([f"--{found}" for found in near(word, known)])
 
 
 def _add_flag(parser: argparse.ArgumentParser, group: Any, leaf: Leaf, flags: list[str]) -> None:

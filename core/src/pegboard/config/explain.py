@@ -30,7 +30,7 @@ def select(draft: ConfigDraft, paths: Sequence[str] = ()) -> list[Leaf]:
         for leaf in [node] if isinstance(node, Leaf) else node.leaves():
             chosen[leaf.path] = leaf
     if problems:
-        raise ConfigError([Problem(p.where, p.message, p.remedy) for p in problems])
+        raise ConfigError(problems)
     return list(chosen.values())
 
 
@@ -41,8 +41,8 @@ def as_text(draft: ConfigDraft, leaves: Iterable[Leaf], verbose: bool = False) -
         ranked = _ranked(draft, leaf)
         rows.append((leaf.path, _text(ranked[0].value) if ranked else "(not set)", _source(ranked[0]) if ranked else "required"))
         if verbose:
-            rows += [("  overrides", _text(a.value), _source(a)) for a in ranked[1:]]
             rows += [(f"  {leaf.description}", "", "")] if leaf.description else []
+            rows += [("  overrides", _text(a.value), _source(a)) for a in ranked[1:]]
     columns = [r for r in rows if r[1]]
     first = max((len(r[0]) for r in columns), default=0)
     second = min(_WIDEST, max((len(r[1]) for r in columns), default=0))

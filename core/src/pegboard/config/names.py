@@ -8,6 +8,9 @@ from typing import Final
 
 ENV_PREFIX: Final = "PEGBOARD_"
 ENV_DELIMITER: Final = "__"
+_ALIKE: Final = 0.72
+"""Similarity (difflib's ratio) from which a name is suggested."""
+_HARDLY_WORSE: Final = 0.06
 
 KNOWN_ELSEWHERE: Final = {
     "attention_backend": "attention.backend",
@@ -44,8 +47,9 @@ def flag_name(path: str) -> str:
 
 
 def near(word: str, candidates: Iterable[str], limit: int = 3) -> list[str]:
-    """Those of ``candidates`` (dotted paths or plain names) that ``word`` was probably meant to be, best first."""
-    everything = list(candidates)
+    """Those of ``candidates`` (dotted paths or plain names) that ``word`` was probably meant to be, best first: what another
+    engine calls so, the same in another spelling, the same last segment, else what looks alike."""
+    everything = list(dict.fromkeys(candidates))
     by_fold: dict[str, list[str]] = {}
     by_leaf: dict[str, list[str]] = {}
     for candidate in everything:
@@ -53,15 +57,26 @@ def near(word: str, candidates: Iterable[str], limit: int = 3) -> list[str]:
         by_leaf.setdefault(folded(candidate).rpartition(".")[2], []).append(candidate)
     wanted = folded(word)
     leaf = wanted.rpartition(".")[2]
-    found: list[str] = []
-    if KNOWN_ELSEWHERE.get(leaf) in everything:
-        found.append(KNOWN_ELSEWHERE[leaf])
-    found += by_fold.get(wanted, [])
-    found += by_leaf.get(leaf, [])
-    found += [c for key in difflib.get_close_matches(wanted, by_fold, limit, 0.75) for c in by_fold[key]]
-    if not found:
-        found += [c for key in difflib.get_close_matches(leaf, by_leaf, limit, 0.75) for c in by_leaf[key]]
-    return list(dict.fromkeys(found))[:limit]
+    for same in (by_fold.get(KNOWN_ELSEWHERE.get(leaf, "")), by_fold.get(wanted), by_leaf.get(leaf)):
+        if same:
+            return same[:limit]
+    return (_alike(wanted, by_fold) or _alike(leaf, by_leaf))[:limit]
+
+
+def _alike(word: str, names: dict[str, list[str]]) -> list[str]:
+    """The best match, and those that are hardly worse."""
+    ranked = [(_likeness(word, name), name) for name in names]
+    best = max((ratio for ratio, _ in ranked), default=0.0)
+    chosen = [name for ratio, name in sorted(ranked, reverse=True) if ratio >= max(_ALIKE, best - _HARDLY_WORSE)]
+    return [candidate for name in chosen for candidate in names[name]]
+
+
+def _likeness(word: str, name: str) -> float:
+    """Of 0 to 1. In one section only the last segments count: a long common beginning makes nothing alike."""
+    section, _, leaf = word.rpartition(".")
+    if name.rpartition(".")[0] == section:
+        word, name = leaf, name.rpartition(".")[2]
+    return difflib.SequenceMatcher(None, name, word).ratio()
 
 
 def either(words: Sequence[str]) -> str:

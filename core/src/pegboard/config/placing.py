@@ -13,7 +13,7 @@ from pegboard.config.allowed import invalid_value
 from pegboard.config.errors import Problem, shown
 from pegboard.config.fields import PLUGINS, FieldTree, Group, Leaf
 from pegboard.config.models import PLUGINS_KEYS
-from pegboard.config.names import did_you_mean, either, env_name, folded, near, question
+from pegboard.config.names import ENV_PREFIX, did_you_mean, either, env_name, folded, near, question
 from pegboard.config.provenance import Assignment, Layer, Origin
 from pegboard.config.sources import OTHER_VARIABLES, Given
 
@@ -131,19 +131,21 @@ def unknown_key(tree: FieldTree, path: str, origin: Origin) -> Problem:
     """A key that no field has. A variable is named as a variable, anything else as a path."""
     known = [leaf.path for leaf in tree.leaves()] + [name for name, c in tree.root.children.items() if isinstance(c, Group)]
     if origin.layer is Layer.ENVIRONMENT:
-        names = [*map(env_name, known), *OTHER_VARIABLES]
-        meant = near(origin.source, names) or [env_name(p) for p in near(path, known)]
+        names = {known_path: env_name(known_path) for known_path in known}
+        names |= {name.removeprefix(ENV_PREFIX).lower(): name for name in OTHER_VARIABLES}
+        meant = [names[found] for found in near(path, names)]
         remedy = question(meant) or "unset it; `pegboard config explain` lists the settings"
         return Problem(origin.source, "this environment variable is no setting of Pegboard", remedy)
     remedy = question(near(path, known)) or "`pegboard config explain` lists the keys"
-    return Problem(path, "unknown key", remedy, (str(origin),))
+    sources = () if origin.layer is Layer.DEFAULT else (str(origin),)
+    return Problem(path, "unknown key", remedy, sources)
 
 
 def _no_section(tree: FieldTree, key: str, given: _Value) -> Problem:
-    keys = [*sorted(PLUGINS_KEYS), *tree.sections]
     message = f"unknown key; {shown(given.value)} is no table, so it cannot be the section of a plugin either"
-    guess = did_you_mean(key, keys) or f"keys of core: {', '.join(sorted(PLUGINS_KEYS))}"
-    return Problem(tree.plugins.join(key), message, guess, (str(given.origin),))
+    keys = [tree.plugins.join(k) for k in (*sorted(PLUGINS_KEYS), *tree.sections)]
+    path = tree.plugins.join(key)
+    return Problem(path, message, did_you_mean(path, keys) or f"keys of core: {', '.join(keys)}", (str(given.origin),))
 
 
 def _not_a_section(node: Group, given: _Value) -> Problem:

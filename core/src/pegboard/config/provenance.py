@@ -42,7 +42,7 @@ class Origin:
             case Layer.ENVIRONMENT:
                 return f"environment variable {self.source}"
             case Layer.COMMAND_LINE:
-                return f"option {self.source}"
+                return f"option {self.source}" if self.source.startswith("-") else f"command line argument {self.source}"
             case Layer.KEYWORD:
                 return f"keyword argument {self.source}"
             case Layer.PLUGIN:

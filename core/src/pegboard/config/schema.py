@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Iterable
 from typing import Any, Final
 
@@ -43,7 +44,7 @@ def table(tree: FieldTree, names: PartNames | None = None) -> str:
     """The same for reading: a line per field, then its description."""
     lines = []
     for leaf in tree.leaves():
-        default = "required" if leaf.required else f"default {leaf.default!r}"
+        default = "required" if leaf.required else f"default {json.dumps(leaf.default, default=str)}"
         lines.append(f"{leaf.path}: {allowed(leaf.schema())}; {default}")
         lines.append(f"    {leaf.description}" if leaf.description else "")
         if (choices := _choices(leaf, names)) is not None:

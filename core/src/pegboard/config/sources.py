@@ -57,12 +57,11 @@ def from_environment(env: Mapping[str, str]) -> Iterator[Given]:
 def from_command_line(options: Mapping[str, Any]) -> Iterator[Given]:
     """Options as ``cli_layer`` collects them: ``--scheduler.max-num-seqs`` or ``--set scheduler.max_num_seqs``, to their text.
 
-    A bare dotted path is taken as if it had been given with ``--set``.
+    A bare dotted path is taken too: for a command's positional arguments, and for options of plugins.
     """
     for option, value in options.items():
         path = option.removeprefix("--set ").removeprefix("--")
-        source = option if option.startswith("--") else f"--set {option}"
-        yield Given(tuple(path.split(".")), value, Origin(Layer.COMMAND_LINE, source), text=True, short=True)
+        yield Given(tuple(path.split(".")), value, Origin(Layer.COMMAND_LINE, option), text=True, short=True)
 
 
 def from_keywords(arguments: Mapping[str, Any]) -> Iterator[Given]:

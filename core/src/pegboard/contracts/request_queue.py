@@ -89,7 +89,11 @@ class KeyedRequestQueue(RequestQueue):
         return request
 
     def remove(self, request_id: str) -> bool:
-        return self._entries.pop(request_id, None) is not None
+        removed = self._entries.pop(request_id, None) is not None
+        if len(self._heap) > 2 * len(self._entries) + 16:  # removed entries stay in the heap until they come up
+            self._heap = [e for e in self._heap if self._entries.get(e[2].request_id) == e[1]]
+            heapq.heapify(self._heap)
+        return removed
 
     def __len__(self) -> int:
         return len(self._entries)

@@ -13,6 +13,10 @@ class ChatTemplateError(ValueError):
     """No chat template, a broken one, or one that refused the messages; says how to give one."""
 
 
+class NoChatTemplate(ChatTemplateError):
+    """There is no chat template at all: text can be completed, conversations cannot be rendered."""
+
+
 class Tokenizer(abc.ABC):
     """Constructed with ``source`` (a ``ModelSource``). Thread-safe after construction; imports no torch.
 

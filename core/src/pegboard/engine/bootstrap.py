@@ -137,7 +137,8 @@ def _host_problem(draft: ConfigDraft, text: str) -> Problem:
     path, _, message = text.partition(": ")
     if not message or path.removeprefix("plugins.") not in PLUGINS_KEYS:
         return Problem("plugins", text)
-    return Problem(path, message, sources=(str(draft.provenance(path).origin),))
+    winner = draft.winner(path)
+    return Problem(path, message, sources=(str(winner.origin),) if winner else ())
 
 
 def _idle_sections(config: EngineConfig, host: PluginHost) -> list[str]:

@@ -181,9 +181,11 @@ class LLMEngine:
 
     # -- what there is -----------------------------------------------------------------------------------------------
 
-    def default_sampling_params(self, **changes: Any) -> SamplingParams:
-        """``SamplingParams`` as the model's generation_config recommends, with ``changes``."""
-        return SamplingParams(**{**recommended_sampling(self.composition.source.generation_config), **changes})
+    def default_sampling_params(self, *, default_temperature: float = 1.0, **changes: Any) -> SamplingParams:
+        """``SamplingParams`` as the model's generation_config recommends, with ``changes``. ``default_temperature`` holds where
+        it recommends none."""
+        recommended = recommended_sampling(self.composition.source.generation_config)
+        return SamplingParams(**{"temperature": default_temperature, **recommended, **changes})
 
     def get_tokenizer(self) -> Tokenizer:
         return self.tokenizer

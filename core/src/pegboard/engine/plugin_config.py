@@ -5,14 +5,12 @@ Each hook is called for one plugin at a time, so that whatever it does or raises
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any
 
 from pydantic import BaseModel
 
 from pegboard.config.draft import ConfigDraft
 from pegboard.config.errors import ConfigError, Problem
-from pegboard.config.fields import Group
 from pegboard.config.models import PLUGINS_KEYS, EngineConfig
 from pegboard.config.names import did_you_mean, folded
 from pegboard.plugins.errors import PluginError
@@ -28,31 +26,42 @@ def declare_sections(draft: ConfigDraft, host: PluginHost, everything: bool = Fa
     A section that cannot be declared is a problem only if it is set or its plugin is active; one that is set and that nobody
     offers always is.
     """
-    from pegboard.plugins.options import sections
-
     activate(draft, host)
-    try:
-        offered = sections(host)
-    except PluginError as exc:
-        return [Problem("plugins", str(exc))]
     given = {folded(item.name) for item in draft.pending}
-    failed: dict[str, Exception] = {}
-    for name, section in offered.items():
-        record = host.record(name)
-        needed = folded(name) in given or (record is not None and record.active)
-        if not needed and not everything:
-            continue
-        try:
-            draft.declare_section(name, _model(section))
-        except Exception as exc:  # importing the model runs the plugin's code
-            if needed:
-                failed[name] = exc
-    problems = [
-        Problem(f"plugins.{name}", f"the section's model cannot be used: {type(exc).__name__}: {exc}")
-        for name, exc in failed.items()
-    ]
+    owners: dict[str, PluginRecord] = {}
+    problems: list[Problem] = []
+    for record in host.records:
+        for section in _offered(host, record, problems):
+            needed = record.active or folded(section.name) in given
+            other = owners.setdefault(section.name, record)
+            if not needed and not everything:
+                continue
+            try:
+                if other is not record:
+                    raise PluginError(f"{other.label} and {record.label} both offer this section; block one of them")
+                draft.declare_section(section.name, _model(section))
+            except Exception as exc:  # importing the model runs the plugin's code
+                if needed:
+                    problems.append(_unusable(record, section, exc))
     reported = {p.where for p in problems}
-    return problems + [p for p in _undeclared(draft, host, list(offered)) if p.where not in reported]
+    return problems + [p for p in _undeclared(draft, host, list(owners)) if p.where not in reported]
+
+
+def _offered(host: PluginHost, record: PluginRecord, problems: list[Problem]) -> list[ConfigSection]:
+    """The sections of one plugin. That an inactive plugin cannot tell them is no problem of this engine."""
+    from pegboard.plugins.options import sections_of
+
+    try:
+        return sections_of(host, record) if record.loaded else []
+    except PluginError as exc:
+        if record.active:
+            problems.append(Problem("plugins", str(exc)))
+        return []
+
+
+def _unusable(record: PluginRecord, section: ConfigSection, exc: Exception) -> Problem:
+    reason = str(exc) if isinstance(exc, PluginError) else f"its model cannot be used: {type(exc).__name__}: {exc}"
+    return Problem(f"plugins.{section.name}", f"section of {record.label}: {reason}")
 
 
 def _model(section: ConfigSection) -> type[BaseModel]:
@@ -62,10 +71,10 @@ def _model(section: ConfigSection) -> type[BaseModel]:
     if name in PLUGINS_KEYS:
         raise PluginError(f"{name!r} is a key of core, a section needs another name")
     if not name or "." in name:
-        raise PluginError(f"a section's name has no dots and is not empty, got {name!r}")
+        raise PluginError(f"the name of a section has no dots and is not empty, got {name!r}")
     model = model_of(section)
     if not isinstance(model, type) or not issubclass(model, BaseModel):
-        raise PluginError(f"it must be a pydantic model class, got {model!r}")
+        raise PluginError(f"its model must be a pydantic model class, got {model!r}")
     return model
 
 
@@ -108,7 +117,7 @@ def configure(draft: ConfigDraft, host: PluginHost) -> list[Problem]:
             done.add(record.name)
             known = set(draft.problems())
             try:
-                _call(host, record, "configure")(draft=draft.writer(record.name))
+                host.only(record, "configure", draft=draft.writer(record.name))
             except ConfigError as exc:
                 problems += [_of(record, p) for p in exc.problems if p not in known]
             except Exception as exc:
@@ -141,7 +150,7 @@ def validate(config: EngineConfig, draft: ConfigDraft, host: PluginHost) -> list
         if not (record.loaded and record.active and "validate" in record.hooks):
             continue
         try:
-            found = [p for answer in _call(host, record, "validate")(config=config) for p in answer or ()]
+            found = host.only(record, "validate", config=config)
         except Exception as exc:
             problems.append(_raised(record, "validate", exc))
             continue
@@ -149,17 +158,11 @@ def validate(config: EngineConfig, draft: ConfigDraft, host: PluginHost) -> list
     return problems
 
 
-def _call(host: PluginHost, record: PluginRecord, hook: str) -> Callable[..., Iterable[Any]]:
-    """The hook of this one plugin."""
-    others = [r.plugin for r in host.records if r.plugin is not None and r is not record]
-    return host.pm.subset_hook_caller(hook, others)
-
-
 def _located(record: PluginRecord, problem: Any, draft: ConfigDraft) -> Problem:
     if not isinstance(problem, Problem):
         return Problem(f"{record.label}, validate", f"must yield Problem objects, but gave {problem!r}")
-    node = draft.tree.find(problem.where)
-    origin = () if node is None or isinstance(node, Group) else (str(draft.provenance(problem.where).origin),)
+    winner = draft.winner(problem.where)
+    origin = (str(winner.origin),) if winner else ()
     return _of(record, Problem(problem.where, problem.message, problem.remedy, (*problem.sources, *origin)))
 
 

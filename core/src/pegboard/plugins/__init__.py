@@ -4,7 +4,7 @@ from pegboard.plugins.attention import AttentionChoice, select_attention
 from pegboard.plugins.composition import Composition, compose, executor_class
 from pegboard.plugins.errors import CompositionError, DuplicateProviderError, PluginError, UnknownProviderError
 from pegboard.plugins.host import PluginHost
-from pegboard.plugins.lifecycle import EngineInfo, WorkerContext
+from pegboard.plugins.lifecycle import WorkerContext
 from pegboard.plugins.manifest import PluginManifest
 from pegboard.plugins.markers import hookimpl, hookspec
 from pegboard.plugins.provider import (
@@ -44,7 +44,6 @@ __all__ = [
     "CompositionError",
     "ConfigSection",
     "DuplicateProviderError",
-    "EngineInfo",
     "EventSinkProvider",
     "ExecutorProvider",
     "KVAllocatorProvider",

@@ -63,6 +63,9 @@ def contract_problems(kind: str, target: Any) -> list[str]:
 def missing_members(contract: type, target: type) -> list[str]:
     """Missing methods, and methods that cannot take the arguments that the contract requires."""
     required = _members(contract)
+    if not issubclass(target, contract):
+        # An object may set them when it is made; only methods can be looked for beforehand.
+        required = [n for n in required if not isinstance(inspect.getattr_static(contract, n), property)]
     missing = [n for n in required if not hasattr(target, n) or n in getattr(target, "__abstractmethods__", ())]
     problems = [f"lacks {', '.join(missing)} of the contract {contract.__name__}"] if missing else []
     for name in required:
@@ -73,7 +76,7 @@ def missing_members(contract: type, target: type) -> list[str]:
 
 def _members(contract: type) -> list[str]:
     names = {n for base in contract.__mro__ if base is not object for n in vars(base)}
-    abstract = getattr(contract, "__abstractmethods__", frozenset())
+    abstract: frozenset[str] = getattr(contract, "__abstractmethods__", frozenset())
     return sorted(n for n in names if n in abstract or not n.startswith("_"))
 
 
@@ -97,6 +100,24 @@ def _signature_problem(name: str, specified: Any, given: Any) -> list[str]:
     surplus = [p.name for p in places[len(positional) :] if p.default is p.empty]
     problems = [f"{name}() does not take {', '.join(lacking)}"] if lacking else []
     return problems + ([f"{name}() requires {', '.join(surplus)}, which the contract does not give"] if surplus else [])
+
+
+def optional_arguments(kind: str, target: Any) -> list[str]:
+    """Arguments that the contract may give and the class does not take: worth a note, not a refusal."""
+    if not isinstance(target, type):
+        return []
+    contract = contract_class(kind)
+    notes = []
+    for name in _members(contract):
+        wanted = _parameters(inspect.getattr_static(contract, name))
+        offered = _parameters(inspect.getattr_static(target, name, None))
+        if wanted is None or offered is None or any(p.kind is p.VAR_KEYWORD for p in offered):
+            continue
+        names = {p.name for p in offered}
+        lacking = [p.name for p in wanted if p.default is not p.empty and p.name not in names]
+        if lacking:
+            notes.append(f"{name}() does not take the optional {', '.join(lacking)}")
+    return notes
 
 
 def _parameters(member: Any) -> list[inspect.Parameter] | None:

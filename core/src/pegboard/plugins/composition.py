@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any
 
 from pegboard.contracts.model import ModelSpec
@@ -60,8 +60,12 @@ class Composition:
         return self.make(self.parts[kind], **available)
 
     def create_all(self, kind: str, **available: Any) -> dict[str, Any]:
-        """Make every part of a kind of which several may be on: provider name to part, in order."""
-        return {provider.name: self.make(provider, **available) for provider in self.extensions.get(kind, ())}
+        """Make every part of a kind of which several may be on: provider name (``plugin:name`` where two have one name) to
+        part, in order."""
+        providers = self.extensions.get(kind, ())
+        names = [p.name for p in providers]
+        unique = [p.name if names.count(p.name) == 1 else f"{p.plugin}:{p.name}" for p in providers]
+        return {name: self.make(provider, **available) for name, provider in zip(unique, providers, strict=True)}
 
     def make(self, provider: Provider, **available: Any) -> Any:
         """Make one part from its provider. ``PluginError`` when it cannot be loaded or does not keep its contract."""
@@ -168,7 +172,7 @@ def _choose_named(choices: Choices) -> None:
         if kind == "attention":
             _check_attention(choices, path, name)
             continue
-        choices.attempt(lambda path=path, kind=kind, name=name: choices.selected(path, kind, name))
+        choices.attempt(partial(choices.selected, path, kind, name))
 
 
 def _check_attention(choices: Choices, path: str, name: str) -> None:

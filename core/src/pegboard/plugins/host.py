@@ -124,6 +124,12 @@ class PluginHost:
         known = {r.name for r in self.records} | {r.distribution for r in self.records if r.distribution}
         return f"no installed plugin or distribution is called {name!r}{did_you_mean(name, known)}"
 
+    def only(self, record: PluginRecord, hook: str, **arguments: Any) -> list[Any]:
+        """Call a hook of one plugin. Returns the items of its answer; [] for None."""
+        others = [r.plugin for r in self.records if r.plugin is not None and r.plugin is not record.plugin]
+        answers = self.pm.subset_hook_caller(hook, others)(**arguments)
+        return [item for answer in answers for item in answer]
+
     def automatic(self, kind: str) -> dict[str, Provider]:
         """Those providers that a choice left at "auto" may fall on."""
         chosen = {r.name for r in self.records if r.automatic}

@@ -1,4 +1,4 @@
-"""What the start and stop hooks are told."""
+"""What the hooks of a worker are told. Those of the engine get ``pegboard.engine.info.EngineInfo``."""
 
 from __future__ import annotations
 
@@ -9,14 +9,6 @@ if TYPE_CHECKING:
     from pegboard.config import EngineConfig
     from pegboard.plugins.composition import Composition
     from pegboard.wire import World
-
-
-@dataclass(frozen=True, slots=True)
-class EngineInfo:
-    """One engine, in the process that holds its executor and scheduler."""
-
-    config: EngineConfig
-    composition: Composition
 
 
 @dataclass(frozen=True, slots=True)

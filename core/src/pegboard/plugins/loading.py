@@ -79,7 +79,10 @@ def describe(error: BaseException, doing: str) -> str:
         return str(error)
     if isinstance(error, SystemExit):
         return f"{doing} called sys.exit({error.code!r})"
-    text = str(error) or "(no message)"
+    try:
+        text = str(error) or "(no message)"
+    except Exception:
+        text = "(its text cannot be made)"
     frames = traceback.extract_tb(error.__traceback__)
     where = f" ({frames[-1].filename}:{frames[-1].lineno})" if frames and not isinstance(error, SyntaxError) else ""
     return f"{doing} raised {type(error).__name__}: {text}{where}"

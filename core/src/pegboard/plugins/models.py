@@ -14,28 +14,24 @@ from pegboard.plugins.suggestions import near
 if TYPE_CHECKING:
     from pegboard.config import EngineConfig
     from pegboard.plugins.host import PluginHost
+    from pegboard.plugins.record import PluginRecord
 
 
 def resolve(ref: str, config: EngineConfig, host: PluginHost) -> ModelSource:
     """Ask the active plugins, then the others: a plugin that is merely installed cannot take a reference away, but naming what
     only it knows is choosing it."""
+    active = [r for r in host.records if r.loaded and r.active and "resolve_model" in r.hooks]
     refusal: ModelNotFound | None = None
-    try:
-        source = host.hook.resolve_model(ref=ref, config=config)
-        if source is not None:
-            return source  # type: ignore[no-any-return]
-    except ModelNotFound as error:
-        refusal = error
-    for record in [r for r in host.records if r.loaded and not r.active and "resolve_model" in r.hooks]:
-        others = [r.plugin for r in host.records if r.plugin is not None and r is not record]
+    for group in (active, *([r] for r in host.records if r.loaded and not r.active and "resolve_model" in r.hooks)):
         try:
-            source = host.pm.subset_hook_caller("resolve_model", others)(ref=ref, config=config)
+            source = _ask(group, ref, config, host)
         except ModelNotFound as error:
             refusal = refusal or error
             continue
         if source is not None:
-            host.activate(record.name)
-            return source  # type: ignore[no-any-return]
+            if group is not active:
+                host.activate(group[0].name)
+            return source
     if refusal is not None:
         raise refusal
     asked = [r.label for r in host.records if r.loaded and "resolve_model" in r.hooks]
@@ -43,6 +39,21 @@ def resolve(ref: str, config: EngineConfig, host: PluginHost) -> ModelSource:
     raise ModelNotFound(
         f"model: nothing knows {ref!r}; give a folder, a .gguf file, a hub id, or a name that a plugin resolves ({who})"
     )
+
+
+def _ask(group: list[PluginRecord], ref: str, config: EngineConfig, host: PluginHost) -> ModelSource | None:
+    """Call ``resolve_model`` of these plugins."""
+    others = [r.plugin for r in host.records if r.plugin is not None and r not in group]
+    who = " or ".join(r.label for r in group)
+    try:
+        source = host.pm.subset_hook_caller("resolve_model", others)(ref=ref, config=config)
+    except (PluginError, ValueError):
+        raise
+    except Exception as error:
+        raise PluginError(f"model: resolve_model of {who} failed for {ref!r}: {type(error).__name__}: {error}") from error
+    if source is not None and not isinstance(source, ModelSource):
+        raise PluginError(f"model: resolve_model of {who} returned {source!r} instead of a ModelSource")
+    return source
 
 
 def choose_model(source: ModelSource, host: PluginHost) -> tuple[Provider, str]:

@@ -10,6 +10,7 @@ from pegboard.plugins.provider import ConfigSection, import_target
 if TYPE_CHECKING:
     from pegboard.config import PluginsConfig
     from pegboard.plugins.host import PluginHost
+    from pegboard.plugins.record import PluginRecord
 
 
 def sections(host: PluginHost) -> dict[str, ConfigSection]:
@@ -19,13 +20,18 @@ def sections(host: PluginHost) -> dict[str, ConfigSection]:
     for record in host.records:
         if not record.loaded:
             continue
-        for section in [*_stated(host, record.plugin, record.label), *_implied(host, record.name)]:
+        for section in sections_of(host, record):
             other = found.setdefault(section.name, (record.name, section))
             if other[0] != record.name:
                 raise PluginError(
                     f"plugins.{section.name}: {record.label} and plugin {other[0]!r} both claim this section; block one"
                 )
     return {name: section for name, (_, section) in sorted(found.items())}
+
+
+def sections_of(host: PluginHost, record: PluginRecord) -> list[ConfigSection]:
+    """The sections of one loaded plugin. Raises ``PluginError`` where its hook fails."""
+    return [*_stated(host, record.plugin, record.label), *_implied(host, record.name)]
 
 
 def _stated(host: PluginHost, plugin: Any, label: str) -> list[ConfigSection]:

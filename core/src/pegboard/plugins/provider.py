@@ -86,7 +86,7 @@ class Provider:
 
     def load(self) -> Callable[..., Any]:
         """The class or factory behind ``target``. Raises whatever importing it raises."""
-        return import_target(self.target) if isinstance(self.target, str) else self.target  # type: ignore[no-any-return]
+        return import_target(self.target) if isinstance(self.target, str) else self.target
 
     def create(self, **available: Any) -> Any:
         """Make the part, passing those of ``available`` that it accepts."""

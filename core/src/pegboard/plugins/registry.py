@@ -78,14 +78,14 @@ class Registry:
                 found[name if offer is preferred else f"{offer.record.owner}:{name}"] = offer.provider
         return dict(sorted(found.items()))
 
-    def duplicates(self) -> list[str]:
-        """One sentence per kind and name that several plugins offer."""
+    def duplicates(self) -> list[tuple[str, str, str]]:
+        """(kind, name, sentence) for each that several plugins offer."""
         found = []
         for kind, names in sorted(self.offers.items()):
             for name, offers in sorted(names.items()):
                 usable = [o for o in offers if not o.reason]
                 if len(usable) > 1:
-                    found.append(_duplicate_text(kind, name, usable, _preferred(usable)))
+                    found.append((kind, name, _duplicate_text(kind, name, usable, _preferred(usable))))
         return found
 
     def get(self, kind: str, name: str) -> Provider:

@@ -84,6 +84,7 @@ class FakeRunner:
             self._prefixes[new.slot] = []
         drafts = dict(zip(plan.spec_slots, plan.spec_token_ids, strict=True))
         output = ModelRunnerOutput(step_id=plan.step_id, slots=plan.slots, sampled_token_ids=[])
+        kept: list[list[int]] = []
         for index, slot in enumerate(plan.slots):
             row, proposed = self.mirror.rows[slot], drafts.get(slot, [])
             self._write(slot, row.token_ids + proposed, plan.num_computed_tokens[index], plan.num_scheduled_tokens[index])
@@ -93,9 +94,10 @@ class FakeRunner:
             elif plan.num_to_sample[index]:
                 tokens = self._sample(row.token_ids, proposed)
             output.sampled_token_ids.append(tokens)
+            kept.append(tokens or [0] * min(1, plan.num_to_sample[index]))  # plans made already may go on with a failed row
             if self.propose is not None:
                 output.draft_token_ids.append(self.propose(row.token_ids + tokens) if tokens else [])
-        self.mirror.sampled(plan, output.sampled_token_ids)
+        self.mirror.sampled(plan, kept)
         return output
 
     def _sample(self, token_ids: list[int], proposed: list[int]) -> list[int]:

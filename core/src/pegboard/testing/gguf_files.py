@@ -56,8 +56,6 @@ def _write(path: Path, file_type: str, metadata: Mapping[str, Any], tensors: Map
 
     values = dict(metadata)
     writer = gguf.GGUFWriter(path, values.pop("general.architecture", ""))
-    if "general.architecture" not in metadata:  # the writer puts it first, always
-        writer.kv_data[0].pop("general.architecture")
     for key, value in values.items():
         if isinstance(value, list):
             writer.add_array(key, value)

@@ -41,7 +41,10 @@ class Linear:
 
 
 class GateUpLinear:
-    """The gated first half of an MLP: ``silu(x @ gate.T) * (x @ up.T)``. Loaded as one weight [2 * inner, in], gate rows first."""
+    """The gated first half of an MLP: ``silu(x @ gate.T) * (x @ up.T)``, with biases if it has them.
+
+    Loaded as one weight [2 * inner, in], gate rows first.
+    """
 
     def __init__(self, name: str, method: FusedLinearMethod) -> None:
         self.name, self.method = name, method

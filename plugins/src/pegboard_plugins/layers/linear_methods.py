@@ -11,9 +11,7 @@ from pegboard.contracts.quantization import LinearMethod
 class FusedLinearMethod(LinearMethod):
     """A linear method that can also do what follows the product. The defaults do it in separate operations."""
 
-    def apply_add(
-        self, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, residual: torch.Tensor
-    ) -> torch.Tensor:
+    def apply_add(self, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, residual: torch.Tensor) -> torch.Tensor:
         """``x @ weight.T + bias + residual``, in a new tensor."""
         return self.apply(x, weight, bias).add_(residual)
 
@@ -65,9 +63,7 @@ class PackedLinearMethod(FusedLinearMethod):
     def apply(self, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
         return torch.ops.mkldnn._linear_pointwise(x, weight, bias, "none", [], "")
 
-    def apply_add(
-        self, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, residual: torch.Tensor
-    ) -> torch.Tensor:
+    def apply_add(self, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, residual: torch.Tensor) -> torch.Tensor:
         return torch.ops.mkldnn._linear_pointwise.binary(x, residual, weight, bias, "add")
 
     def process_gate_up(self, weight: torch.Tensor) -> tuple[torch.Tensor, ...]:

@@ -16,7 +16,8 @@ ROPE_TYPES = ("default", "linear", "dynamic", "yarn", "llama3", "longrope")
 @dataclass(frozen=True, slots=True)
 class RopeParameters:
     """``rotary_dim``: how many leading elements of each head are rotated. ``trained_len``: context length before scaling
-    (``original_max_position_embeddings``, or ``max_position_embeddings`` if there is none). ``options``: what only one type has."""
+    (``original_max_position_embeddings``, or ``max_position_embeddings`` if there is none). ``options``: what one type has alone.
+    """
 
     rope_type: str
     theta: float
@@ -92,8 +93,8 @@ def _section(config: Mapping[str, Any], where: str) -> tuple[str, Mapping[str, A
 
 
 def _rotary_dim(config: Mapping[str, Any], stated: Mapping[str, Any], rope_type: str, head_size: int, where: str) -> int:
-    """``partial_rotary_factor`` of the head. With the default type it is left aside, as the reference implementations of the Llama
-    family do: their frequencies then always span the whole head, and the checkpoint was trained like that."""
+    """``partial_rotary_factor`` of the head. With the default type it is left aside, as transformers' implementations of the
+    Llama family do: their frequencies then span the whole head, and so they did when the checkpoint was trained."""
     share = stated.get("partial_rotary_factor", config.get("partial_rotary_factor"))
     if share is None:
         return _even(head_size, head_size, where)
@@ -148,7 +149,9 @@ def _is_number(value: Any) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool)
 
 
-def _number(values: Mapping[str, Any], name: str, where: str, *, minimum: float | None = None, above: float | None = None) -> float:
+def _number(
+    values: Mapping[str, Any], name: str, where: str, *, minimum: float | None = None, above: float | None = None
+) -> float:
     value = values.get(name)
     if value is None:
         raise ValueError(f"{where} lacks {name!r}")

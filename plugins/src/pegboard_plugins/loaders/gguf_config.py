@@ -99,7 +99,9 @@ class _Keys:
         if isinstance(value, list) and value and len(set(value)) == 1:
             value = value[0]
         if not isinstance(value, int) or value < 1:
-            raise WeightsError(f"{self._file.path}: the metadata key {self._prefix}.{key} is {value!r}, not one count for all layers")
+            raise WeightsError(
+                f"{self._file.path}: the metadata key {self._prefix}.{key} is {value!r}, not one count for all layers"
+            )
         return value
 
 
@@ -134,7 +136,10 @@ def _rope(file: GGUFFile, keys: _Keys, head_dim: int) -> dict[str, Any]:
 
 
 def _scaling(keys: _Keys, kind: str) -> dict[str, Any]:
-    scaling: dict[str, Any] = {"rope_type": kind, "factor": float(keys.get("rope.scaling.factor", keys.get("rope.scale_linear", 1.0)))}
+    scaling: dict[str, Any] = {
+        "rope_type": kind,
+        "factor": float(keys.get("rope.scaling.factor", keys.get("rope.scale_linear", 1.0))),
+    }
     for key, name in (
         ("rope.scaling.original_context_length", "original_max_position_embeddings"),
         ("rope.scaling.attn_factor", "attention_factor"),

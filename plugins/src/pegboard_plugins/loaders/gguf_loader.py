@@ -80,7 +80,7 @@ class _Reader:
     def read(self, offset: int, length: int) -> npt.NDArray[np.uint8]:
         """``length`` bytes in writable memory. Raises ``WeightsError`` if the file has become shorter."""
         data = np.empty(length, np.uint8)
-        view, done = memoryview(data), 0
+        view, done = data.data, 0
         with self._lock:
             if self._stream.closed:
                 raise ValueError(f"{self.path}: read after the loader's context was left")
@@ -112,7 +112,7 @@ class GGUFHandle:
         return data if self._order is None else data[torch.from_numpy(self._order)]
 
     def read_slice(self, dim: int, start: int, length: int) -> torch.Tensor:
-        """Part of it along ``dim``. Along the first dimension only those rows are read; along the last only their columns are kept."""
+        """Part of it along ``dim``. Along the first only those rows are read; along the last, all rows, to keep the columns."""
         dim = dim % len(self.shape) if -len(self.shape) <= dim < len(self.shape) else -1
         if dim < 0 or start < 0 or length < 0 or start + length > self.shape[dim]:
             raise ValueError(f"{self.name} of shape {self.shape} has no slice of {length} from {start} along dimension {dim}")
@@ -126,7 +126,7 @@ class GGUFHandle:
         return self.read().narrow(dim, start, length).clone()
 
     def _read_first(self, start: int, length: int) -> torch.Tensor:
-        """Items ``start`` … of the first dimension. Reordered rows stay inside their head, so the range read is at most a head more."""
+        """Items ``start`` … of the first dimension. Reordering stays inside a head, so at most a head too much is read."""
         inner = self._rows // self.shape[0]
         if self._order is None:
             return self._read_rows(start * inner, length * inner, slice(None)).reshape(length, *self.shape[1:])

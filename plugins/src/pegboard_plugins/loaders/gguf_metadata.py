@@ -146,7 +146,9 @@ class _Header:
         if version not in VERSIONS:
             if int.from_bytes(version.to_bytes(4, "little"), "big") in VERSIONS:
                 self.fail("a big-endian GGUF file; only little-endian ones are supported")
-            self.fail(f"GGUF version {version} is not supported, only {' and '.join(map(str, VERSIONS))}; convert the model again")
+            self.fail(
+                f"GGUF version {version} is not supported, only {' and '.join(map(str, VERSIONS))}; convert the model again"
+            )
         tensor_count, key_count = self.scalar("Q", "tensor count"), self.scalar("Q", "key count")
         room = self.size - self.pos
         if tensor_count * _SMALLEST_TENSOR + key_count * _SMALLEST_KEY > room:
@@ -259,5 +261,7 @@ class _Header:
         if 0 in shape:
             self.fail(f"corrupt: tensor {name!r} has the shape {shape}")
         if shape[-1] % block:
-            self.fail(f"corrupt: tensor {name!r} of type {kind.name} has rows of {shape[-1]}, not a multiple of its {block}-blocks")
+            self.fail(
+                f"corrupt: tensor {name!r} of type {kind.name} has rows of {shape[-1]}, not a multiple of its {block}-blocks"
+            )
         return prod(shape) // block * size

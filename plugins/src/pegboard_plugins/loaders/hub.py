@@ -67,7 +67,9 @@ class _Translated:
         name = self.repository
         start = f"{name!r} is neither a local folder or file nor"
         if isinstance(error, errors.GatedRepoError):
-            return f"{name!r} on the Hugging Face hub needs access: ask for it on its page, then run 'hf auth login' or set HF_TOKEN"
+            return (
+                f"{name!r} on the Hugging Face hub needs access: ask for it on its page, then run 'hf auth login' or set HF_TOKEN"
+            )
         if isinstance(error, errors.LocalEntryNotFoundError | errors.OfflineModeIsEnabled):
             why = "HF_HUB_OFFLINE is set" if constants.HF_HUB_OFFLINE else "the Hugging Face hub cannot be reached"
             return (

@@ -87,9 +87,13 @@ def _from_file(ref: str, path: Path, load_format: str) -> ModelSource:
     with _opened(path) as file:
         magic = file.read(4)
     if magic != b"GGUF" and path.suffix == ".safetensors":
-        raise ModelNotFound(f"{path}: a single safetensors file has no configuration; give its folder, with config.json: {path.parent}")
+        raise ModelNotFound(
+            f"{path}: a single safetensors file has no configuration; give its folder, with config.json: {path.parent}"
+        )
     if load_format == "safetensors":
-        raise ModelNotFound(f"{path}: load_format is safetensors, but this is a single file; give a folder, or load_format = 'gguf'")
+        raise ModelNotFound(
+            f"{path}: load_format is safetensors, but this is a single file; give a folder, or load_format = 'gguf'"
+        )
     return _from_gguf(ref, path)
 
 

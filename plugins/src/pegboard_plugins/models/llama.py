@@ -20,7 +20,7 @@ from pegboard_plugins.layers.norm import QueryKeyNorm, RMSNorm
 from pegboard_plugins.layers.rotary import CosSin, RotaryEmbedding
 from pegboard_plugins.models.llama_config import LlamaConfig, llama_config
 from pegboard_plugins.models.llama_tensors import EMBEDDING, HEAD, layer_parameters, parameters
-from pegboard_plugins.models.weights import ParameterReader, check_tensors, resolve_tied
+from pegboard_plugins.models.weights import ParameterReader, check_tensors, name_table, shares_table
 
 
 class LlamaDecoderLayer:
@@ -43,9 +43,7 @@ class LlamaDecoderLayer:
         self.input_norm = RMSNorm(f"{self.prefix}.input_layernorm", config.hidden_size, config.rms_norm_eps)
         self.qkv = Linear(f"{attention}.qkv_proj", method)
         self.qk_norm = (
-            QueryKeyNorm(
-                f"{attention}.qk_norm", config.num_heads, config.num_kv_heads, config.head_size, config.rms_norm_eps
-            )
+            QueryKeyNorm(f"{attention}.qk_norm", config.num_heads, config.num_kv_heads, config.head_size, config.rms_norm_eps)
             if config.qk_norm
             else None
         )
@@ -86,7 +84,7 @@ class LlamaDecoderLayer:
         heads = self.rotary.rotate(heads, cos_sin)
         value = qkv[:, self.qk_width :].view(tokens, self.num_kv_heads, self.head_size)
         attend(self.attention, heads[:, : self.num_heads], heads[:, self.num_heads :], value, context, out)
-        hidden = self.o.forward_add(out.view(tokens, -1), hidden)
+        hidden = self.o.forward_add(out.view(tokens, self.num_heads * self.head_size), hidden)
         return self.down.forward_add(self.gate_up.forward(self.post_norm.forward(hidden)), hidden)
 
 
@@ -136,9 +134,11 @@ class LlamaForCausalLM(Model):
         return found
 
     def load_weights(self, weights: Mapping[str, WeightHandle]) -> None:
-        weights, tied = resolve_tied(weights, self.config.tie_word_embeddings, self.dtype)
-        wanted = {p.name: p for p in parameters(self.config, with_head=not tied)}
+        tied = self.config.tie_word_embeddings
+        weights = name_table(weights, tied)
+        wanted = {p.name: p for p in parameters(self.config, with_head=not tied or HEAD in weights)}
         check_tensors(weights, wanted.values(), self.config.num_layers)
+        tied = shares_table(weights, tied, self.dtype)
         reader = ParameterReader(weights, self.dtype, self.device)
         table = reader.read(wanted[EMBEDDING])
         self.embedding.load(table)
@@ -156,7 +156,10 @@ class LlamaForCausalLM(Model):
         intermediate: Mapping[str, torch.Tensor] | None = None,
     ) -> torch.Tensor:
         hidden = self.embedding.forward(input_ids)
-        cos_sin = self.rotary.cos_sin(positions, context.prompt_lens, self.dtype)
+        prompt_lens = context.prompt_lens
+        if prompt_lens is None and context.kv_caches is None:
+            prompt_lens = positions + 1  # the memory phase has tokens but no requests
+        cos_sin = self.rotary.cos_sin(positions, prompt_lens, self.dtype)
         out = hidden.new_empty(hidden.shape[0], self.config.num_heads, self.config.head_size)
         for layer in self.layers:
             hidden = layer.forward(hidden, cos_sin, context, out)

@@ -43,9 +43,7 @@ def llama_config(config: Mapping[str, Any], where: str) -> LlamaConfig:
     num_layers = _size(config, "num_hidden_layers", where)
     num_kv_heads = _size(config, "num_key_value_heads", where, default=num_heads)
     if num_heads % num_kv_heads:
-        raise ValueError(
-            f"{where}: num_attention_heads ({num_heads}) must be a multiple of num_key_value_heads ({num_kv_heads})"
-        )
+        raise ValueError(f"{where}: num_attention_heads ({num_heads}) must be a multiple of num_key_value_heads ({num_kv_heads})")
     head_size = _head_size(config, architecture, hidden_size, num_heads, where)
     _refuse_unsupported(config, where)
     attention_bias = bool(config.get("attention_bias", False)) and architecture in ("LlamaForCausalLM", "Qwen3ForCausalLM")
@@ -95,7 +93,8 @@ def _head_size(config: Mapping[str, Any], architecture: str, hidden_size: int, n
         return 128
     if hidden_size % num_heads:
         raise ValueError(
-            f"{where}: hidden_size ({hidden_size}) must be a multiple of num_attention_heads ({num_heads}) unless head_dim is stated"
+            f"{where}: hidden_size ({hidden_size}) must be a multiple of num_attention_heads ({num_heads}) "
+            "unless head_dim is stated"
         )
     return hidden_size // num_heads
 
@@ -134,7 +133,8 @@ def _windows(config: Mapping[str, Any], architecture: str, num_layers: int, wher
         types = ["sliding_attention" if window is not None and i >= first else "full_attention" for i in range(num_layers)]
     if not isinstance(types, list) or len(types) != num_layers or not {*types} <= {"full_attention", "sliding_attention"}:
         raise ValueError(
-            f"{where}: layer_types must name 'full_attention' or 'sliding_attention' for each of {num_layers} layers, not {types!r}"
+            f"{where}: layer_types must name 'full_attention' or 'sliding_attention' for each of {num_layers} layers, "
+            f"not {types!r}"
         )
     return tuple(window if kind == "sliding_attention" else None for kind in types)
 

@@ -66,7 +66,8 @@ def stated_dtype(config: Mapping[str, Any], where: str) -> str | None:
 
 
 def eos_token_ids(source: ModelSource, config: LlamaConfig) -> tuple[int, ...]:
-    """The union of what generation_config and config state, in that order. Ids outside the vocabulary are dropped with a warning."""
+    """The union of what generation_config and config state, in that order. What is no id of the vocabulary is left out with a
+    warning."""
     found: dict[int, None] = {}
     for part in (source.generation_config, source.config):
         for value in _ids(part.get("eos_token_id")):

@@ -22,31 +22,31 @@ HARMLESS = re.compile(r"(^|\.)(rotary_emb\.(inv_freq|cos_cached|sin_cached)|attn
 LAYER = re.compile(r"^model\.layers\.(\d+)\.")
 
 
-def resolve_tied(weights: Mapping[str, WeightHandle], tied: bool, dtype: torch.dtype) -> tuple[dict[str, WeightHandle], bool]:
-    """Whether the output head shares the embedding table, and the handles with those two names as the model shall see them.
-
-    A configuration that ties them is followed, as transformers does, except where the file holds a head of its own that
-    differs: then that head is used, with a warning. A tied checkpoint may also hold the table under the head's name only.
-    """
+def name_table(weights: Mapping[str, WeightHandle], tied: bool) -> dict[str, WeightHandle]:
+    """The handles, where a tied checkpoint may hold its one table under the head's name only."""
     found = dict(weights)
-    if not tied:
-        return found, False
-    if HEAD in found and EMBEDDING not in found:
+    if tied and HEAD in found and EMBEDDING not in found:
         found[EMBEDDING] = found.pop(HEAD)
-        return found, True
-    if HEAD not in found:
-        return found, True
-    head, table = found[HEAD], found[EMBEDDING]
-    if tuple(head.shape) == tuple(table.shape) and torch.equal(head.read().to(dtype), table.read().to(dtype)):
-        del found[HEAD]
-        return found, True
+    return found
+
+
+def shares_table(weights: Mapping[str, WeightHandle], tied: bool, dtype: torch.dtype) -> bool:
+    """Whether the output head is the embedding table. Called after ``check_tensors``, because it may have to compare the two.
+
+    A configuration that ties them is followed, as transformers does, except where the checkpoint holds a head that differs
+    from the table: then that head is used, with a warning.
+    """
+    if not tied or HEAD not in weights:
+        return tied
+    if torch.equal(weights[HEAD].read().to(dtype), weights[EMBEDDING].read().to(dtype)):
+        return True
     logger.warning(
         "the configuration ties %s to %s, but the checkpoint holds different values for both: each is used as it is stored; "
         'set "tie_word_embeddings": false in config.json to silence this',
         HEAD,
         EMBEDDING,
     )
-    return found, False
+    return False
 
 
 def check_tensors(weights: Mapping[str, WeightHandle], parameters: Iterable[Parameter], num_layers: int) -> None:

@@ -68,17 +68,19 @@ class DefaultScheduler(Scheduler):
         sends_tokens = config.executor.pipeline_parallel_size > 1
         self.planner = Planner(self.state, self.policies, limits.max_num_batched_tokens, sends_tokens)
         self._num_arrived = 0
+        self._told_about_pool = False
 
     def add_request(self, request: EngineCoreRequest) -> None:
         self._check(request)
         num_prompt = len(request.prompt_token_ids)
         # the last token is sampled but never computed: it needs no place in the cache
         max_len = min(num_prompt + request.max_tokens, self.max_model_len, self.kv.max_tokens_per_request + 1)
-        if max_len < min(num_prompt + request.max_tokens, self.max_model_len):
+        if max_len < min(num_prompt + request.max_tokens, self.max_model_len) and not self._told_about_pool:
+            self._told_about_pool = True
             logger.warning(
-                "request %r asks for %d tokens; it will end with finish reason 'length' after %d, when its %d tokens fill the "
-                "KV cache (raise kv_cache.memory or kv_cache.num_blocks)",
-                request.request_id, request.max_tokens, max_len - num_prompt, max_len,
+                "request %r may reach %d tokens, but the KV cache holds %d; such requests end with finish reason 'length' when "
+                "it is full (raise kv_cache.memory or kv_cache.num_blocks). Told once.",
+                request.request_id, num_prompt + request.max_tokens, self.kv.max_tokens_per_request,
             )  # fmt: skip
         self._num_arrived += 1
         self.state.enter(Request(request, self._num_arrived, max_len))

@@ -75,8 +75,3 @@ class WaitingRequests:
         self._queue = FCFSQueue()
         for request in sorted(self._book.values(), key=lambda request: request.arrival):
             self._queue.add(request.view())
-
-    def check_integrity(self) -> None:
-        queued = sorted(view.request_id for view in self._queue)
-        assert queued == sorted(self._book), f"the queue holds {queued}, the book {sorted(self._book)}"
-        assert len(self._queue) == len(self._book), "the queue's length is wrong"

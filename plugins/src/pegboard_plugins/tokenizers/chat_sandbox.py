@@ -13,10 +13,11 @@ from typing import Any
 
 import jinja2
 from jinja2 import nodes
+from jinja2.exceptions import SecurityError
 from jinja2.ext import Extension, loopcontrols
 from jinja2.parser import Parser
 from jinja2.runtime import Context
-from jinja2.sandbox import ImmutableSandboxedEnvironment, SecurityError
+from jinja2.sandbox import ImmutableSandboxedEnvironment
 from jinja2.visitor import NodeTransformer
 
 from pegboard_plugins.tokenizers.chat_limits import (
@@ -145,7 +146,7 @@ def render_bounded(template: jinja2.Template, variables: dict[str, Any]) -> str:
 
 
 def _checked(original: Callable[..., Any], check: Callable[[tuple[Any, ...], dict[str, Any]], None]) -> Callable[..., Any]:
-    """A filter that passes ``check(args, kwargs)`` first; the environment or context that jinja2 may hand it is not among them."""
+    """A filter that passes ``check(args, kwargs)`` first; a context that jinja2 may hand it is not among ``args``."""
     marker = "jinja_pass_arg"
     extra = 1 if hasattr(original, marker) else 0
 
@@ -163,9 +164,7 @@ def _check_attribute(name: Any) -> None:
         raise SecurityError(f"a chat template cannot set the attribute {name!r}")
 
 
-def _to_json(
-    value: Any, ensure_ascii: bool = False, indent: Any = None, separators: Any = None, sort_keys: bool = False
-) -> str:
+def _to_json(value: Any, ensure_ascii: bool = False, indent: Any = None, separators: Any = None, sort_keys: bool = False) -> str:
     """JSON without the HTML escapes of jinja2's own filter."""
     return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
 

@@ -66,7 +66,9 @@ class ChatTemplates:
         if "default" in self._named:
             return self._named["default"]
         if self._named:
-            raise ChatTemplateError(f"the model has chat templates named {', '.join(sorted(self._named))} but no default; {HOW_TO_GIVE}")
+            raise ChatTemplateError(
+                f"the model has chat templates named {', '.join(sorted(self._named))} but no default; {HOW_TO_GIVE}"
+            )
         raise ChatTemplateError(f"the model has no chat template; {HOW_TO_GIVE}")
 
 
@@ -125,7 +127,7 @@ def _environment() -> Any:
 
 
 def handles_parts(tree: nodes.Template) -> bool:
-    """Whether a template loops over a message's content. One that merely asks for its type often drops lists or prints them raw."""
+    """Whether a template loops over a message's content. One that merely asks for its type may drop a list or print it raw."""
     from jinja2 import nodes
 
     names = {"content"}

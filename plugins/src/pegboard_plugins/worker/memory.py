@@ -40,7 +40,7 @@ def peak_resident() -> int:
 
 
 def reset_peak() -> None:
-    """Start ``peak_resident`` anew where the system can (Linux: proc(5), clear_refs); otherwise the peak stays too high, not too low."""
+    """Start ``peak_resident`` anew where the system can (Linux: clear_refs of proc(5)); elsewhere it is too high, not too low."""
     with contextlib.suppress(OSError):
         Path("/proc/self/clear_refs").write_text("5")
 
@@ -87,13 +87,11 @@ def kv_budget(
     everything = (blocks * max_num_seqs + 1) * per_block
     share = max(0, int(settings.memory_fraction * free) - booked)
     cap = max(DEFAULT_CPU_BUDGET, one_request)
-    reasons = {
-        share: f"kv_cache.memory_fraction={settings.memory_fraction} of {free} free bytes, less {booked} booked by extensions",
-        everything: f"all that {max_num_seqs} requests of {max_model_len} tokens can fill",
-        cap: "the default for a CPU; kv_cache.memory sets another",
-    }
-    budget = min(reasons)
-    return budget, reasons[budget]
+    return min(
+        (share, f"kv_cache.memory_fraction={settings.memory_fraction} of {free} free bytes, less {booked} booked by extensions"),
+        (everything, f"all that {max_num_seqs} requests of {max_model_len} tokens can fill"),
+        (cap, "the default for a CPU; kv_cache.memory sets another"),
+    )
 
 
 def _number(file: Path) -> int | None:

@@ -1,0 +1,139 @@
+"""``pegboard generate`` and ``pegboard chat`` over a fake engine."""
+
+from __future__ import annotations
+
+import argparse
+import io
+import json
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from pegboard.entrypoints.cli import chat_cmd, generate_cmd, report, streaming
+
+Run = Callable[..., tuple[int, str, str]]
+
+
+@pytest.fixture
+def cli(make_engine: Any, monkeypatch: pytest.MonkeyPatch, capsys: Any) -> Run:
+    """``cli(what the model says, arguments, stdin)`` gives exit status, stdout and stderr."""
+
+    def run(said: list[str], arguments: list[str], stdin: str = "", **facts: Any) -> tuple[int, str, str]:
+        monkeypatch.setattr(streaming, "_ids", iter(range(100)))
+        script = {f"cli-{i}": line for i, line in enumerate(said)}
+        monkeypatch.setattr(report, "start_engine", lambda args: make_engine(script, **facts))
+        monkeypatch.setattr("sys.stdin", io.StringIO(stdin))
+        parser = argparse.ArgumentParser()
+        commands = parser.add_subparsers()
+        generate_cmd.add_parser(commands)
+        chat_cmd.add_parser(commands)
+        args = parser.parse_args(arguments)
+        status = args.run(args)
+        captured = capsys.readouterr()
+        return status, captured.out, captured.err
+
+    return run
+
+
+def test_generate_streams_to_stdout_and_times_to_stderr(cli: Run) -> None:
+    status, out, err = cli(["Paris."], ["generate", "m", "--prompt", "capital?"])
+    assert (status, out) == (0, "Paris.\n")
+    assert "7 tokens in" in err
+    assert "tok/s" in err
+
+
+def test_generate_reads_stdin_and_files(cli: Run, tmp_path: Any) -> None:
+    assert cli(["ab"], ["generate"], "from a pipe")[1] == "ab\n"
+    assert cli(["ab"], ["generate", "-p", "-"], "from a pipe")[1] == "ab\n"
+    (tmp_path / "a.txt").write_text("from a file")
+    assert cli(["ab"], ["generate", "-f", str(tmp_path / "a.txt")])[1] == "ab\n"
+    status, _, err = cli([], ["generate", "-f", str(tmp_path / "none")])
+    assert status == 2
+    assert "none" in err
+
+
+def test_generate_several_prompts_as_json(cli: Run) -> None:
+    status, out, _ = cli(["ab", "cd"], ["generate", "--json", "-p", "x", "-p", "y", "--raw"])
+    lines = [json.loads(line) for line in out.splitlines()]
+    assert [(x["prompt"], x["text"], x["finish_reason"], x["prompt_tokens"]) for x in lines] == [
+        ("x", "ab", "stop", 1),
+        ("y", "cd", "stop", 1),
+    ]
+    assert status == 0
+
+
+def test_generate_uses_the_chat_template_unless_raw(cli: Run) -> None:
+    chat = json.loads(cli(["a"], ["generate", "--json", "-p", "x"])[1])
+    raw = json.loads(cli(["a"], ["generate", "--json", "-p", "x", "--raw"])[1])
+    assert chat["prompt_tokens"] > raw["prompt_tokens"] == 1
+
+
+@pytest.mark.parametrize(
+    ("options", "text"),
+    [(["--max-tokens", "2"], "ab"), (["--stop", "cd"], "ab"), (["--no-stream"], "abcdef"), (["--temperature", "0.5"], "abcdef")],
+)
+def test_generate_options(cli: Run, options: list[str], text: str) -> None:
+    assert cli(["abcdef"], ["generate", "-p", "x", *options])[1] == text + "\n"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["-p", ""], "zero tokens"),
+        (["-p", "x", "--raw", "--temperature", "-1"], "temperature=-1.0 must be"),
+        (["-p", "x", "--max-tokens", "1000"], "max_tokens=1000"),
+    ],
+)
+def test_generate_refuses_in_one_line(cli: Run, arguments: list[str], message: str) -> None:
+    status, out, err = cli([], ["generate", "--raw", *arguments] if "--raw" not in arguments else ["generate", *arguments])
+    assert (status, out) == (2, "")
+    assert message in err
+    assert err.startswith("pegboard generate: ")
+    assert err.count("\n") == 1
+
+
+def test_generate_tells_an_answer_that_failed(cli: Run) -> None:
+    status, _, err = cli([[1, "not a number"]], ["generate", "-p", "x"])  # type: ignore[list-item]
+    assert status == 1
+    assert "the answer failed: not a number" in err
+
+
+def test_other_errors_name_their_type(capsys: Any) -> None:
+    def work(args: argparse.Namespace) -> int:
+        raise OSError("disk full")
+
+    assert report.reporting(argparse.Namespace(), "generate", work) == 1
+    assert capsys.readouterr().err == "pegboard generate: OSError: disk full\n"
+    assert report.reporting(argparse.Namespace(verbose=True), "generate", work) == 1
+    assert "Traceback" in capsys.readouterr().err
+
+
+def test_chat_answers_line_by_line_and_remembers(cli: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    prompts: list[int] = []
+    real = streaming.stream
+
+    def watched(engine: Any, prompt: Any, *rest: Any) -> Any:
+        prompts.append(len(prompt["prompt_token_ids"]))
+        return real(engine, prompt, *rest)
+
+    monkeypatch.setattr(streaming, "stream", watched)
+    status, out, err = cli(["ab", "cd", "ef", "gh"], ["chat"], "hi\n\nhi\n/reset\nhi\n/system be kind\nhi\n/exit\nhi\n")
+    assert (status, out, err) == (0, "ab\ncd\nef\ngh\n", "")
+    first, second, reset, system = prompts
+    assert first == reset < second
+    assert system == first + len("system: be kind\n")
+
+
+def test_chat_commands_explain_themselves(cli: Run) -> None:
+    status, out, err = cli([], ["chat"], "/help\n/what\n")
+    assert (status, out) == (1, "")
+    assert "/reset" in err
+    assert "unknown command /what" in err
+
+
+def test_a_message_too_long_is_taken_back(cli: Run) -> None:
+    status, out, err = cli(["", "ab"], ["chat", "--timing"], f"{'x' * 200}\nhi\n")
+    assert (status, out) == (1, "ab\n")
+    assert "max_model_len=128" in err
+    assert "3 tokens in" in err

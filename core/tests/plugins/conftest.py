@@ -1,0 +1,146 @@
+"""A stand-in for the standard parts, so that these tests need none of the real ones."""
+
+from __future__ import annotations
+
+import importlib.metadata
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pegboard.plugins import PluginHost
+from pegboard.testing.distributions import WrittenDistribution, forget_modules, write_distribution
+
+STANDARD = '''
+from pegboard.contracts.attention import Support
+from pegboard.contracts.model import ModelSpec
+from pegboard.contracts.model_source import ModelSource
+from pegboard.contracts.platform import Platform
+from pegboard.contracts.request_queue import KeyedRequestQueue
+from pegboard.plugins import *
+from pegboard.plugins import hookimpl
+
+
+class Queue(KeyedRequestQueue):
+    def key(self, request):
+        return request.arrival_time
+
+
+class Cpu(Platform):
+    name = device_type = "cpu"
+    def is_available(): return True
+    is_available = staticmethod(is_available)
+    def device_count(self): return 1
+    def set_device(self, local_rank, num_threads): return None
+    def memory(self): return 0, 0
+    def preferred_dtype(self, stated): return "float32"
+    def synchronize(self): ...
+
+
+class Torch:
+    """Structural: keeps the attention contract without subclassing it."""
+    name = "torch"
+    graph_support = "never"
+    def supports(query): return Support.of("no soft cap" if query.logits_soft_cap else None)
+    supports = staticmethod(supports)
+    def kv_cache_shape(num_blocks, block_size, num_kv_heads, head_size): return (num_blocks,)
+    kv_cache_shape = staticmethod(kv_cache_shape)
+    def build_metadata(self, common): return common
+    def forward(self, layer, query, key, value, kv_cache, metadata, out): return out
+
+
+def spec(source):
+    return ModelSpec(architecture="TinyForCausalLM", vocab_size=10, hidden_size=4, num_layers=1, num_heads=1, num_kv_heads=1,
+                     head_size=4, max_model_len=64)
+
+
+@hookimpl
+def executors(): return [ExecutorProvider(name="uniproc", target="nowhere:Executor")]
+@hookimpl
+def workers(): return [WorkerProvider(name="default", target="nowhere:Worker")]
+@hookimpl
+def platforms(): return [PlatformProvider(name="cpu", target=Cpu)]
+@hookimpl
+def attention_backends(): return [AttentionBackendProvider(name="torch", target=Torch)]
+@hookimpl
+def schedulers(): return [SchedulerProvider(name="default", target="nowhere:Scheduler", capabilities={"async_steps"})]
+@hookimpl
+def request_queues(): return [RequestQueueProvider(name="fcfs", target=Queue)]
+@hookimpl
+def admission_policies(): return [AdmissionPolicyProvider(name="default", target="nowhere:Admission")]
+@hookimpl
+def chunk_policies(): return [ChunkPolicyProvider(name="default", target="nowhere:Chunk")]
+@hookimpl
+def preemption_policies(): return [PreemptionPolicyProvider(name="recompute", target="nowhere:Preemption")]
+@hookimpl
+def kv_allocators():
+    return [KVAllocatorProvider(name="paged", target="nowhere:Paged"),
+            KVAllocatorProvider(name="prefix", target="nowhere:Prefix", capabilities={"prefix_caching"})]
+@hookimpl
+def models():
+    return [ModelProvider(name="tiny", target="nowhere:Tiny", spec="fake_standard:spec", architectures=("TinyForCausalLM",))]
+@hookimpl
+def weight_loaders(): return [WeightLoaderProvider(name="dummy", target="nowhere:Dummy")]
+@hookimpl
+def tokenizers(): return [TokenizerProvider(name="hf", target="nowhere:HF")]
+@hookimpl
+def samplers(): return [SamplerProvider(name="default", target="nowhere:Sampler")]
+@hookimpl
+def event_sinks(): return [EventSinkProvider(name="log", target="nowhere:Sink")]
+@hookimpl
+def stat_loggers(): return [StatLoggerProvider(name="log", target="nowhere:Logger")]
+@hookimpl
+def resolve_model(ref, config):
+    if ref != "tiny":
+        return None
+    return ModelSource(ref=ref, path="/tiny", loader="dummy", tokenizer="hf", config={"architectures": ["TinyForCausalLM"]})
+'''
+
+
+def standard_version() -> str:
+    """The installed one, so that the stand-in, which comes first on the path, differs from it in nothing that is checked."""
+    try:
+        return importlib.metadata.version("pegboard-plugins")
+    except importlib.metadata.PackageNotFoundError:
+        return "0.1.0"
+
+
+@pytest.fixture(autouse=True)
+def _clean_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("PEGBOARD_PLUGINS_ALLOW", "PEGBOARD_PLUGINS_BLOCK", "PEGBOARD_CONFIG", "PEGBOARD_LOG_LEVEL"):
+        monkeypatch.delenv(name, raising=False)
+
+
+@pytest.fixture
+def standard(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[WrittenDistribution]:
+    """The stand-in as a real distribution: ``pegboard-plugins`` with the entry point ``standard``."""
+    site = tmp_path / "standard"
+    points = {"standard": "fake_standard"}
+    written = write_distribution(site, "pegboard-plugins", {"fake_standard": STANDARD}, points, version=standard_version())
+    monkeypatch.syspath_prepend(str(site))
+    yield written
+    forget_modules(["fake_standard"])
+
+
+@pytest.fixture
+def path_of(monkeypatch: pytest.MonkeyPatch) -> Callable[..., dict[str, str]]:
+    """Environment for a subprocess that sees these distributions, in this order."""
+    import os
+
+    def environment(*written: WrittenDistribution, **more: str) -> dict[str, str]:
+        return {**os.environ, "PYTHONPATH": os.pathsep.join(str(w.folder) for w in written), **more}
+
+    return environment
+
+
+def record_of(host: PluginHost, name: str) -> Any:
+    """The record of one plugin; it must be there."""
+    record = host.record(name)
+    assert record is not None, f"{name}: {[r.name for r in host.records]}"
+    return record
+
+
+@pytest.fixture(name="record_of")
+def _record_of() -> Callable[[PluginHost, str], Any]:
+    return record_of

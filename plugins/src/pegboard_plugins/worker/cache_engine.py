@@ -1,0 +1,80 @@
+"""CacheEngine: the KV-cache tensors of one worker, on the device and, for swapped-out blocks, on the host."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+import torch
+
+from pegboard.contracts.attention import AttentionBackend, AttentionLayer
+from pegboard.wire import KVCacheConfig, SchedulerOutput
+
+Pairs = Sequence[tuple[int, int]]
+
+
+class CacheEngine:
+    """``device_caches`` and ``host_caches`` hold one tensor per attention layer; the first dimension is the block.
+
+    Moves of one list happen at once: every source is read before any destination is written.
+    """
+
+    def __init__(
+        self,
+        kv_config: KVCacheConfig,
+        layers: Sequence[AttentionLayer],
+        backend: type[AttentionBackend],
+        dtype: torch.dtype,
+        device: torch.device,
+    ) -> None:
+        self._shape = backend.kv_cache_shape
+        self._kv_config, self._layers, self._dtype, self._device = kv_config, layers, dtype, device
+        self.device_caches: dict[str, torch.Tensor] = {}
+        self.host_caches: dict[str, torch.Tensor] = {}
+        self.allocate()
+
+    def allocate(self) -> None:
+        """Make the tensors, zeroed."""
+        self.device_caches = self._pool(self._kv_config.num_blocks, self._device)
+        if self._kv_config.num_host_blocks:
+            self.host_caches = self._pool(self._kv_config.num_host_blocks, torch.device("cpu"))
+
+    def release(self) -> None:
+        """Give all of it back: what the blocks held is gone."""
+        self.device_caches, self.host_caches = {}, {}
+
+    def apply(self, plan: SchedulerOutput) -> None:
+        """The plan's moves, in their order."""
+        if plan.swap_out:
+            self._move(self.device_caches, self.host_caches, plan.swap_out)
+        if plan.swap_in:
+            self._move(self.host_caches, self.device_caches, plan.swap_in)
+        if plan.block_copies:
+            self._move(self.device_caches, self.device_caches, plan.block_copies)
+
+    def clear_null_block(self) -> None:
+        """Padding may be read from block 0: whatever warm-up left there must not be able to spread (0 * NaN is NaN)."""
+        for cache in self.device_caches.values():
+            cache[0].zero_()
+
+    def _pool(self, num_blocks: int, device: torch.device) -> dict[str, torch.Tensor]:
+        block_size = self._kv_config.block_size
+        shapes = {layer.name: self._shape(num_blocks, block_size, layer.num_kv_heads, layer.head_size) for layer in self._layers}
+        pinned = device != self._device
+        return {name: _zeros(shape, self._dtype, device, pinned) for name, shape in shapes.items()}
+
+    @staticmethod
+    def _move(source: Mapping[str, torch.Tensor], target: Mapping[str, torch.Tensor], pairs: Pairs) -> None:
+        begin, end = torch.tensor(pairs, dtype=torch.int64).T
+        for name, blocks in source.items():
+            moved = blocks.index_select(0, begin.to(blocks.device))
+            target[name].index_copy_(0, end.to(target[name].device), moved.to(target[name].device))
+
+
+def _zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device, pinned: bool) -> torch.Tensor:
+    """Zeros; in the processor's memory they are committed page by page, when a block is first written."""
+    if device.type != "cpu" or pinned:
+        return torch.zeros(shape, dtype=dtype, device=device, pin_memory=pinned)
+    raw = np.zeros(math.prod(shape) * dtype.itemsize, np.uint8)  # calloc: unlike torch.zeros it touches nothing
+    return torch.from_numpy(raw).view(dtype).view(shape)

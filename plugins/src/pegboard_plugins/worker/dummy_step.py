@@ -1,0 +1,88 @@
+"""Steps on made-up requests: to measure memory before there is a KV cache, and to warm up."""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+
+from pegboard.contracts.attention import AttentionBackend, CommonAttentionMetadata
+from pegboard.contracts.model import ForwardContext, Model
+from pegboard.contracts.sampler import Sampler, SamplingBatch
+
+_CACHE_BLOCKS = 1
+
+
+def spread(num_tokens: int, num_rows: int, longest: int) -> np.ndarray:
+    """``num_tokens`` over ``num_rows`` requests, the remainder to the first; none gets more than ``longest``. [rows] int32."""
+    num_rows = min(num_rows, num_tokens)
+    lengths = np.full(num_rows, num_tokens // num_rows, np.int32)
+    lengths[0] += num_tokens % num_rows
+    return np.minimum(lengths, longest)
+
+
+def scratch_caches(
+    model: Model, backend: AttentionBackend, block_size: int, dtype: torch.dtype, device: torch.device
+) -> dict[str, torch.Tensor]:
+    """A cache of one block, the same memory for all layers alike: attention then works as in a real step."""
+    shared: dict[tuple[int, ...], torch.Tensor] = {}
+    caches = {}
+    for layer in model.attention_layers:
+        shape = backend.kv_cache_shape(_CACHE_BLOCKS, block_size, layer.num_kv_heads, layer.head_size)
+        if shape not in shared:
+            shared[shape] = torch.zeros(shape, dtype=dtype, device=device)
+        caches[layer.name] = shared[shape]
+    return caches
+
+
+def run_forward(
+    model: Model,
+    backend: AttentionBackend,
+    caches: dict[str, torch.Tensor],
+    lengths: np.ndarray,
+    block_size: int,
+    device: torch.device,
+) -> torch.Tensor:
+    """Forward of one prompt per entry of ``lengths``, all in the null block. Returns logits of each one's last token."""
+    starts = np.zeros(len(lengths) + 1, np.int32)
+    np.cumsum(lengths, out=starts[1:])
+    total = int(starts[-1])
+    positions = np.arange(total) - np.repeat(starts[:-1], lengths)
+    common = CommonAttentionMetadata(
+        query_start_loc=starts,
+        seq_lens=lengths,
+        block_table=torch.zeros((len(lengths), -(-int(lengths.max()) // block_size)), dtype=torch.int32, device=device),
+        slot_mapping=torch.from_numpy(positions % block_size).to(device),
+        block_size=block_size,
+        num_rows=len(lengths),
+        num_tokens=total,
+    )
+    prompt_lens = torch.from_numpy(np.repeat(lengths, lengths).astype(np.int64)).to(device)
+    context = ForwardContext(backend.build_metadata(common), caches, backend, prompt_lens)
+    hidden = model.forward(torch.zeros(total, dtype=torch.int64, device=device), torch.from_numpy(positions).to(device), context)
+    assert isinstance(hidden, torch.Tensor), "a single stage returns hidden states"
+    return model.compute_logits(hidden[torch.from_numpy(starts[1:] - 1).to(device)])
+
+
+def run_sampler(sampler: Sampler, logits: torch.Tensor, vocab_limit: int) -> None:
+    """Sample every row in the way that takes most memory: temperature and top-p."""
+    n = len(logits)
+    ones, zeros = np.ones(n, np.float32), np.zeros(n, np.float32)
+    batch = SamplingBatch(
+        temperature=ones,
+        top_k=np.zeros(n, np.int32),
+        top_p=np.full(n, 0.9, np.float32),
+        min_p=zeros,
+        repetition_penalty=ones,
+        presence_penalty=zeros,
+        frequency_penalty=zeros,
+        seeds=np.zeros(n, np.uint64),
+        positions=np.zeros(n, np.int32),
+        num_logprobs=np.full(n, -1, np.int32),
+        min_tokens=np.zeros(n, np.int32),
+        stop_token_ids=[[] for _ in range(n)],
+        token_ids=np.zeros((n, 1), np.int32),
+        num_tokens=np.ones(n, np.int32),
+        prompt_lens=np.ones(n, np.int32),
+        vocab_limit=vocab_limit,
+    )
+    sampler.sample(logits, batch)

@@ -1,0 +1,140 @@
+"""ModelRunner: one step, from a plan to its results."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+
+from pegboard.config import EngineConfig
+from pegboard.contracts.attention import AttentionBackend
+from pegboard.contracts.model import ForwardContext, Model, ModelSpec
+from pegboard.contracts.sampler import Sampler, SamplerOutput
+from pegboard.contracts.worker import WorkerExtension
+from pegboard.wire import GrammarOutput, Logprobs, ModelRunnerOutput, SchedulerOutput
+from pegboard_plugins.worker.cache_engine import CacheEngine
+from pegboard_plugins.worker.grammar_mask import mask_logits
+from pegboard_plugins.worker.input_batch import InputBatch
+from pegboard_plugins.worker.step_inputs import StepBuilder, StepInputs
+from pegboard_plugins.worker.timings import StepTimings
+
+
+@dataclass(slots=True)
+class _HalfStep:
+    """A step whose forward has run."""
+
+    plan: SchedulerOutput
+    inputs: StepInputs
+    logits: torch.Tensor | None
+
+
+class ModelRunner:
+    """Holds the resident batch and runs steps on it, one at a time.
+
+    ``cache`` is set once the KV cache exists. ``synchronize`` waits for the device; it is called only while timings are on.
+    """
+
+    def __init__(
+        self,
+        config: EngineConfig,
+        spec: ModelSpec,
+        model: Model,
+        backend: AttentionBackend,
+        sampler: Sampler,
+        device: torch.device,
+        extensions: Iterable[WorkerExtension] = (),
+        synchronize: Callable[[], None] = lambda: None,
+    ) -> None:
+        self.model, self.backend, self.sampler, self.device = model, backend, sampler, device
+        self.cache: CacheEngine | None = None
+        self.timings = StepTimings()
+        self.batch = InputBatch(
+            num_slots=config.scheduler.max_num_seqs,
+            max_model_len=config.max_model_len or spec.max_model_len,
+            block_size=config.kv_cache.block_size,
+            vocab_limit=spec.vocab_size,
+            seed=config.seed,
+        )
+        max_tokens = max(config.scheduler.max_num_batched_tokens, config.scheduler.max_num_seqs)
+        self._builder = StepBuilder(self.batch, max_tokens, device, spec.prompt_length_rope)
+        self._extensions = tuple(extensions)
+        self._synchronize = synchronize
+        self._half: _HalfStep | None = None
+
+    def execute_model(self, plan: SchedulerOutput) -> ModelRunnerOutput | None:
+        """Apply ``plan`` and run the forward. Then sample, unless ``plan.grammar_slots``: None, and ``sample_tokens`` follows."""
+        assert self.cache is not None, "the KV cache comes before the first step"
+        self.timings.start()
+        self.batch.leave(plan)
+        self.cache.apply(plan)
+        self.batch.enter(plan)
+        if plan.empty:
+            return ModelRunnerOutput(step_id=plan.step_id, slots=[], sampled_token_ids=[])
+        inputs = self._builder.build(plan)
+        self.timings.mark("prepare")
+        half = _HalfStep(plan, inputs, self._forward(plan, inputs))
+        if plan.grammar_slots:
+            self._half = half
+            return None
+        return self._sample(half)
+
+    def sample_tokens(self, grammar: GrammarOutput | None) -> ModelRunnerOutput:
+        """Second half of the step that ``execute_model`` left open. Raises ``ValueError`` for a grammar of another step."""
+        half, self._half = self._half, None
+        if half is None:
+            raise ValueError("sample_tokens: no step waits for its second half")
+        if grammar is not None and grammar.step_id != half.plan.step_id:
+            raise ValueError(f"sample_tokens: bitmasks of step {grammar.step_id}, but step {half.plan.step_id} is open")
+        self.timings.start()
+        if grammar is not None and half.logits is not None:
+            mask_logits(half.logits, half.inputs.sample_slots, grammar)
+        return self._sample(half)
+
+    def _forward(self, plan: SchedulerOutput, inputs: StepInputs) -> torch.Tensor | None:
+        """Logits [N, vocab_size] of the rows that sample, or None when there are none."""
+        assert self.cache is not None
+        metadata = self.backend.build_metadata(inputs.attention)
+        context = ForwardContext(metadata, self.cache.device_caches, self.backend, inputs.prompt_lens)
+        for extension in self._extensions:
+            extension.before_forward(plan)
+        self.timings.mark("metadata")
+        hidden = self.model.forward(inputs.input_ids, inputs.positions, context)
+        assert isinstance(hidden, torch.Tensor), "a single stage returns hidden states"
+        for extension in self._extensions:
+            extension.after_forward(plan, hidden)
+        logits = None
+        if len(inputs.sample_rows):
+            logits = self.model.compute_logits(hidden if inputs.sample_index is None else hidden[inputs.sample_index])
+        if self.timings.enabled:
+            self._synchronize()
+        self.timings.mark("forward")
+        return logits
+
+    def _sample(self, half: _HalfStep) -> ModelRunnerOutput:
+        plan, inputs = half.plan, half.inputs
+        output = ModelRunnerOutput(step_id=plan.step_id, slots=plan.slots, sampled_token_ids=[[] for _ in plan.slots])
+        if half.logits is not None:
+            sampled = self.sampler.sample(half.logits, self.batch.sampling_batch(inputs.sample_slots, inputs.sample_lengths))
+            self.timings.mark("sample")
+            self.batch.append_sampled(inputs.sample_slots, inputs.sample_lengths, sampled.token_ids)
+            _book(output, inputs.sample_rows, sampled)
+        for extension in self._extensions:
+            extension.after_sample(plan, output)
+        self.timings.mark("finish")
+        self.timings.count(len(plan.slots), inputs.attention.num_tokens)
+        return output
+
+
+def _book(output: ModelRunnerOutput, rows: np.ndarray, sampled: SamplerOutput) -> None:
+    """Put what was sampled, which is by sampling row, under the rows of the plan."""
+    errors = sampled.errors
+    for i, (row, token) in enumerate(zip(rows.tolist(), sampled.token_ids.tolist(), strict=True)):
+        if i not in errors:
+            output.sampled_token_ids[row] = [token]
+    if errors:
+        output.errors = {int(rows[i]): message for i, message in errors.items()}
+    if sampled.logprobs:
+        logprobs: dict[int, list[Logprobs]] = {int(rows[i]): [entry] for i, entry in sampled.logprobs.items()}
+        output.logprobs = logprobs

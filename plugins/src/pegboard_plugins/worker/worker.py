@@ -1,0 +1,301 @@
+"""StandardWorker: one torch device, booted in six phases."""
+
+from __future__ import annotations
+
+import gc
+import logging
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from pegboard.config import EngineConfig
+from pegboard.contracts.attention import AttentionBackend, AttentionQuery
+from pegboard.contracts.model import Model
+from pegboard.contracts.platform import Platform
+from pegboard.contracts.worker import Worker, rpc
+from pegboard.plugins.attention import select_attention
+from pegboard.plugins.lifecycle import WorkerContext
+from pegboard.wire import GrammarOutput, KVCacheConfig, KVCacheSpec, MemoryReport, ModelRunnerOutput, SchedulerOutput, World
+from pegboard_plugins.worker import dummy_step, memory
+from pegboard_plugins.worker.cache_engine import CacheEngine
+from pegboard_plugins.worker.dtypes import resolve_dtype
+from pegboard_plugins.worker.model_runner import ModelRunner
+from pegboard_plugins.worker.threads import threads_per_worker
+
+if TYPE_CHECKING:
+    from pegboard.plugins import Composition
+
+log = logging.getLogger(__name__)
+
+_WARM_UP_ROWS = 8
+
+
+class StandardWorker(Worker):
+    """Model, attention backend, sampler and KV cache on one device, and the resident batch that plans change.
+
+    Further RPC methods: ``set_vocab_limit``, ``record_timings``.
+    """
+
+    device: torch.device
+    dtype: torch.dtype
+    runner: ModelRunner
+
+    def __init__(self, config: EngineConfig, composition: Composition, world: World) -> None:
+        super().__init__(config, composition, world)
+        self.platform: Platform = composition.create("platform")
+        self._dtype_name = ""
+        self._weight_bytes = 0
+        self._stopped = False
+
+    # lifecycle ------------------------------------------------------------------------------------------------------
+
+    def init_device(self) -> None:
+        self.composition.host.hook.worker_starting(context=self._context())
+        threads = threads_per_worker(self.config.executor.num_threads, self.world.size)
+        self.device = self.platform.set_device(self.world.local_rank, threads)
+        self._dtype_name = resolve_dtype(self.config.dtype, self.composition.spec.dtype, self.platform)
+        self.dtype = getattr(torch, self._dtype_name)
+        self.extensions.update(self.composition.create_all("worker_extension"))
+        log.info("rank %d: %s, %s, %d threads", self.world.rank, self.device, self._dtype_name, threads)
+
+    @torch.inference_mode()
+    def load_model(self) -> None:
+        before = self._memory_in_use()
+        model = self._make_model()
+        self._weight_bytes = _weight_bytes(model) or max(0, self._memory_in_use() - before)
+        for extension in self.extensions.values():
+            extension.on_model_loaded(model)
+        self.runner = ModelRunner(
+            self.config,
+            self.composition.spec,
+            model,
+            self._choose_attention(model),
+            self.composition.create("sampler"),
+            self.device,
+            self.extensions.values(),
+            self.platform.synchronize,
+        )
+        self._tidy()
+
+    @torch.inference_mode()
+    def compile_or_warm_up(self) -> None:
+        """A prefill, two decode shapes and the sampler: whatever initialises itself on first use does so now."""
+        rows = min(_WARM_UP_ROWS, self.config.scheduler.max_num_seqs)
+        tokens = min(2 * self.config.kv_cache.block_size, self._max_model_len, self.config.scheduler.max_num_batched_tokens)
+        cache = self.runner.cache
+        assert cache is not None, "the KV cache comes before the warm-up"
+        for num_tokens, num_rows in ((tokens, 1), (rows, rows), (1, 1)):
+            logits = self._dummy_forward(cache.device_caches, num_tokens, num_rows)
+            dummy_step.run_sampler(self.runner.sampler, logits, self.runner.batch.vocab_limit)
+        cache.clear_null_block()
+
+    def check_health(self) -> None:
+        self.platform.synchronize()
+
+    def shutdown(self) -> None:
+        if self._stopped:
+            return
+        self._stopped = True
+        if hasattr(self, "device"):
+            self.composition.host.hook.worker_stopping(context=self._context())
+        if hasattr(self, "runner"):
+            del self.runner
+        self._tidy()
+
+    @rpc("lifecycle")
+    def set_vocab_limit(self, limit: int) -> None:
+        """Never choose or list token ids from ``limit`` on: rows of the embedding that only pad it have no token."""
+        if limit < 1:
+            raise ValueError(f"set_vocab_limit: {limit} leaves no token to choose")
+        self.runner.batch.vocab_limit = min(limit, self.composition.spec.vocab_size)
+
+    # memory ---------------------------------------------------------------------------------------------------------
+
+    @torch.inference_mode()
+    def determine_available_memory(self) -> MemoryReport:
+        """A real forward and sampler on ``max_num_batched_tokens`` tokens; activations are how far memory rose meanwhile."""
+        self._tidy()
+        before = self._memory_in_use()
+        self._reset_peak()
+        scheduler = self.config.scheduler
+        caches = dummy_step.scratch_caches(
+            self.runner.model, self.runner.backend, self.config.kv_cache.block_size, self.dtype, self.device
+        )
+        logits = self._dummy_forward(caches, scheduler.max_num_batched_tokens, scheduler.max_num_seqs)
+        dummy_step.run_sampler(self.runner.sampler, logits, self.runner.batch.vocab_limit)
+        self.platform.synchronize()
+        activations = max(0, self._peak_memory() - before)
+        del logits, caches
+        self._tidy()
+        booked = sum(extension.on_memory_profile() for extension in self.extensions.values())
+        available, reason = self._available(activations, booked)
+        report = MemoryReport(
+            weights=self._weight_bytes,
+            activations=activations,
+            resident=memory.resident(),
+            available=available,
+            reason=reason,
+        )
+        log.info("rank %d: %s", self.world.rank, report)
+        return report
+
+    def get_kv_cache_specs(self) -> dict[str, KVCacheSpec]:
+        layers = self.runner.model.attention_layers
+        windows = {layer.sliding_window for layer in layers}
+        return {
+            layer.name: KVCacheSpec(
+                block_size=self.config.kv_cache.block_size,
+                num_kv_heads=layer.num_kv_heads,
+                head_size=layer.head_size,
+                dtype=self._dtype_name,
+                # layers share one block table; where windows differ, the widest view decides what must stay
+                sliding_window=layer.sliding_window if len(windows) == 1 else None,
+            )
+            for layer in layers
+        }
+
+    @torch.inference_mode()
+    def initialize_cache(self, kv_config: KVCacheConfig) -> None:
+        if len(kv_config.groups) != 1:
+            raise ValueError(
+                f"the layers store {len(kv_config.groups)} kinds of KV cache, which would need a block table each; "
+                "this worker keeps one: all layers must have the same number of key heads and the same head size"
+            )
+        layers = self.runner.model.attention_layers
+        self.runner.cache = CacheEngine(kv_config, layers, type(self.runner.backend), self.dtype, self.device)
+
+    # step -----------------------------------------------------------------------------------------------------------
+
+    @torch.inference_mode()
+    def execute_model(self, plan: SchedulerOutput) -> ModelRunnerOutput | None:
+        return self.runner.execute_model(plan)
+
+    @torch.inference_mode()
+    def sample_tokens(self, grammar: GrammarOutput | None) -> ModelRunnerOutput:
+        return self.runner.sample_tokens(grammar)
+
+    @rpc("profile")
+    def record_timings(self, enable: bool) -> dict[str, float]:
+        """Seconds per stage of the steps since it was switched on (see ``StepTimings``); then start anew, or stop."""
+        return self.runner.timings.switch(enable)
+
+    # sleep ----------------------------------------------------------------------------------------------------------
+
+    def sleep(self, level: int) -> None:
+        """Level 1 gives the KV cache back, level 2 also the weights; what blocks held is lost. No request may be running."""
+        if level not in (1, 2):
+            raise ValueError(f"sleep: level {level!r} is neither 1 (KV cache) nor 2 (KV cache and weights)")
+        if self.runner.batch.num_requests:
+            raise RuntimeError(f"sleep: {self.runner.batch.num_requests} requests are running; finish or abort them first")
+        if self.runner.cache is not None:
+            self.runner.cache.release()
+        if level == 2:
+            self.runner.model = None  # type: ignore[assignment]
+        self._tidy()
+
+    @torch.inference_mode()
+    def wake_up(self, tags: list[str] | None) -> None:
+        """Bring back ``tags`` ("weights", "kv_cache"), by default all that is asleep."""
+        unknown = sorted(set(tags or ()) - {"weights", "kv_cache"})
+        if unknown:
+            raise ValueError(f"wake_up: {', '.join(unknown)} is none of 'weights', 'kv_cache'")
+        if (tags is None or "weights" in tags) and self.runner.model is None:
+            self.runner.model = self._make_model()
+            self._tidy()
+        if (tags is None or "kv_cache" in tags) and self.runner.cache is not None and not self.runner.cache.device_caches:
+            self.runner.cache.allocate()
+
+    # parts ----------------------------------------------------------------------------------------------------------
+
+    def _make_model(self) -> Model:
+        composition = self.composition
+        model: Model = composition.create("model", dtype=self.dtype, device=self.device, world=self.world, communicator=None)
+        with composition.create("weight_loader").open(composition.source, composition.spec) as weights:
+            model.load_weights(weights)
+        return model
+
+    def _choose_attention(self, model: Model) -> AttentionBackend:
+        """The backend for the first layer's query; it must serve the queries of the other layers too."""
+        queries = list(
+            dict.fromkeys(
+                AttentionQuery(
+                    device=self.device.type,
+                    dtype=self._dtype_name,
+                    kv_dtype=self._dtype_name,
+                    num_heads=layer.num_heads,
+                    num_kv_heads=layer.num_kv_heads,
+                    head_size=layer.head_size,
+                    block_size=self.config.kv_cache.block_size,
+                    sliding_window=layer.sliding_window,
+                    logits_soft_cap=layer.logits_soft_cap,
+                )
+                for layer in model.attention_layers
+            )
+        )
+        choice = select_attention(queries[0], self.composition)
+        for query in queries[1:]:
+            support = choice.backend.supports(query)
+            if not support.ok:
+                raise ValueError(
+                    f"attention backend {choice.provider.name!r} serves some layers of this model but not {query}: "
+                    f"{'; '.join(support.reasons)}; name another one with attention.backend"
+                )
+        backend: AttentionBackend = self.composition.make(choice.provider, query=queries[0], device=self.device)
+        return backend
+
+    def _dummy_forward(self, caches: dict[str, torch.Tensor], num_tokens: int, num_rows: int) -> torch.Tensor:
+        lengths = dummy_step.spread(num_tokens, num_rows, self._max_model_len)
+        return dummy_step.run_forward(
+            self.runner.model, self.runner.backend, caches, lengths, self.config.kv_cache.block_size, self.device
+        )
+
+    # measuring ------------------------------------------------------------------------------------------------------
+
+    def _available(self, activations: int, booked: int) -> tuple[int, str]:
+        settings, specs = self.config.kv_cache, self.get_kv_cache_specs()
+        if self.device.type == "cpu":
+            free = max(0, memory.host_memory()[0] - activations) // self.world.size
+            return memory.kv_budget(settings, specs, free, self.config.scheduler.max_num_seqs, self._max_model_len, booked)
+        if settings.memory is not None:
+            return settings.memory, f"kv_cache.memory={settings.memory}"
+        used, total = self.platform.memory()
+        share = int(total * settings.memory_fraction)
+        reason = (
+            f"kv_cache.memory_fraction={settings.memory_fraction} of {total} bytes, less {used} in use, "
+            f"{activations} for activations and {booked} booked by extensions"
+        )
+        return max(0, share - used - activations - booked), reason
+
+    def _memory_in_use(self) -> int:
+        return memory.resident() if self.device.type == "cpu" else torch.cuda.memory_allocated(self.device)
+
+    def _peak_memory(self) -> int:
+        return memory.peak_resident() if self.device.type == "cpu" else torch.cuda.max_memory_allocated(self.device)
+
+    def _reset_peak(self) -> None:
+        if self.device.type == "cpu":
+            memory.reset_peak()
+        else:
+            torch.cuda.reset_peak_memory_stats(self.device)
+
+    def _tidy(self) -> None:
+        """Give back what is free, so that memory in use means what it says."""
+        gc.collect()
+        memory.trim_heap()
+        if hasattr(self, "device") and self.device.type == "cuda":
+            torch.cuda.empty_cache()
+
+    @property
+    def _max_model_len(self) -> int:
+        return self.config.max_model_len or self.composition.spec.max_model_len
+
+    def _context(self) -> Any:
+        return WorkerContext(self.config, self.composition, self.world)
+
+
+def _weight_bytes(model: Model) -> int:
+    """Bytes of the model's parameters and buffers, shared ones once; 0 for a model that is no ``torch.nn.Module``."""
+    if not isinstance(model, torch.nn.Module):
+        return 0
+    tensors = [*model.parameters(), *model.buffers()]
+    return sum({t.untyped_storage().data_ptr(): t.untyped_storage().nbytes() for t in tensors}.values())
