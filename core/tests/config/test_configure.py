@@ -1,6 +1,8 @@
 """The hooks ``configure`` and ``validate``: recorded under the plugin's name, never in silence."""
 
+import logging
 from collections.abc import Callable, Iterable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -11,6 +13,17 @@ from pegboard.engine.bootstrap import Checked, check, prepare
 from pegboard.plugins import Problem, hookimpl
 from pegboard.plugins.provider import ExecutorProvider
 
+SLEEPER = """
+from pydantic import BaseModel
+from pegboard.plugins import ConfigSection, hookimpl
+
+class Options(BaseModel):
+    depth: int = 1
+
+@hookimpl
+def config_sections():
+    return [ConfigSection("cfgt_sleeper", Options)]
+"""
 FIELD = "scheduler.max_num_seqs"
 
 
@@ -198,3 +211,20 @@ def test_prepare_raises_all_problems_and_else_composes(monkeypatch: pytest.Monke
     assert str(prepared.provenance(FIELD)) == "plugin a"
     with pytest.raises(AttributeError):
         prepared.config = prepared.config  # type: ignore[misc]
+
+
+def test_prepare_warns_of_forced_values_and_of_sections_without_effect(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.syspath_prepend(str(tmp_path))
+    (tmp_path / "cfgt_sleeper.py").write_text(SLEEPER)
+    info = tmp_path / "cfgt_sleeper-1.0.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: cfgt_sleeper\nVersion: 1.0\n")
+    (info / "entry_points.txt").write_text("[pegboard]\ncfgt_sleeper = cfgt_sleeper\n")
+    monkeypatch.setattr("pegboard.plugins.compose", lambda config, host: None)
+    monkeypatch.setattr(logging.getLogger("pegboard"), "propagate", True)
+    prepare(env={}, model="m", max_num_seqs=4, plugins={"a": sets(7, force=True), "cfgt_sleeper": {"depth": 2}})
+    told = [r.getMessage() for r in caplog.records]
+    assert f"plugin a forces {FIELD} = 7 over 4, set by keyword argument max_num_seqs" in told
+    assert any("plugins.cfgt_sleeper is set, but plugin 'cfgt_sleeper'" in text for text in told)

@@ -327,6 +327,30 @@ def test_names_of_parts_are_checked_with_their_source() -> None:
     assert where["executor.name"].sources == ("option --executor.name",)
 
 
+@pytest.mark.parametrize(
+    ("name", "told"),
+    [
+        ("no_such_module:Queue", "no_such_module"),
+        ("pegboard.config:Nope", "no attribute 'Nope'"),
+        ("pegboard.config:EngineConfig", "subclass of"),
+        ("LIFO", "did you mean 'lifo'"),
+        ("auto", "no request_queue is called 'auto'"),
+    ],
+)
+def test_a_part_that_does_not_work_is_told_before_anything_starts(name: str, told: str) -> None:
+    """B086."""
+
+    class Queue:
+        @hookimpl
+        def request_queues(self) -> list[RequestQueueProvider]:
+            return [RequestQueueProvider(name="lifo", target="nowhere:Queue")]
+
+    problem = the_problem(run(Queue(), queue=name))
+    assert problem.where == "scheduler.queue"
+    assert told in problem.message
+    assert problem.sources == ("keyword argument queue",)
+
+
 def test_plugins_that_the_configuration_insists_on_are_problems_with_a_source() -> None:
     checked = run(plugins={"enabled": ["absent-one"], "required": ["absent-dist>=1"]}, dtype="foo")
     assert [p.where for p in checked.problems] == ["plugins.enabled", "plugins.required", "dtype"]

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import importlib.metadata
+import os
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -14,10 +16,13 @@ from pegboard.testing.distributions import WrittenDistribution, forget_modules, 
 
 STANDARD = '''
 from pegboard.contracts.attention import Support
+from pegboard.contracts.event_sink import EventSink
 from pegboard.contracts.model import ModelSpec
 from pegboard.contracts.model_source import ModelSource
 from pegboard.contracts.platform import Platform
 from pegboard.contracts.request_queue import KeyedRequestQueue
+from pegboard.contracts.stat_logger import StatLogger
+from pegboard.contracts.worker import WorkerExtension
 from pegboard.plugins import *
 from pegboard.plugins import hookimpl
 
@@ -36,6 +41,18 @@ class Cpu(Platform):
     def memory(self): return 0, 0
     def preferred_dtype(self, stated): return "float32"
     def synchronize(self): ...
+
+
+class Extension(WorkerExtension):
+    """Observes nothing."""
+
+
+class Sink(EventSink):
+    def emit(self, event): ...
+
+
+class Logger(StatLogger):
+    def record(self, scheduler, iteration): ...
 
 
 class Torch:
@@ -126,12 +143,20 @@ def standard(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Writte
 @pytest.fixture
 def path_of(monkeypatch: pytest.MonkeyPatch) -> Callable[..., dict[str, str]]:
     """Environment for a subprocess that sees these distributions, in this order."""
-    import os
 
     def environment(*written: WrittenDistribution, **more: str) -> dict[str, str]:
         return {**os.environ, "PYTHONPATH": os.pathsep.join(str(w.folder) for w in written), **more}
 
     return environment
+
+
+@pytest.fixture(autouse=True)
+def _forget_written_modules(tmp_path: Path) -> Iterator[None]:
+    """A later test may write a module of the same name."""
+    yield
+    for name, module in list(sys.modules.items()):
+        if str(getattr(module, "__file__", "")).startswith(str(tmp_path)):
+            del sys.modules[name]
 
 
 def record_of(host: PluginHost, name: str) -> Any:

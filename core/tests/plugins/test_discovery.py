@@ -127,4 +127,3 @@ def test_two_entry_points_to_one_object_load_it_once(tmp_path, monkeypatch) -> N
     assert str(host.record("one").status) == "loaded"
     assert str(host.record("two").status) == "disabled"
     assert "same object" in host.record("two").reason
-    sys.modules.pop("acme", None)

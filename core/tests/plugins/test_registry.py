@@ -126,7 +126,7 @@ class TestB086NamingWhatIsNotThere:
             ("pegboard.contracts.request_queue:KeyedRequestQueu", "did you mean 'KeyedRequestQueue'"),
             ("pathlib:Path", "must name a subclass of pegboard.contracts.request_queue.RequestQueue"),
             ("pathlib:PurePath.joinpath", "must name a subclass"),
-            ("pegboard.contracts.request_queue:KeyedRequestQueue", "lacks key of the contract RequestQueue"),
+            ("pegboard.contracts.request_queue:KeyedRequestQueue", "lacks key for the contract RequestQueue"),
             ("a b:c", "write 'package.module:Class'"),
             (":Queue", "write 'package.module:Class'"),
             ("module:", "write 'package.module:Class'"),

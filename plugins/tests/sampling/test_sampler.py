@@ -100,8 +100,8 @@ def test_top_p_beyond_the_first_candidates_sorts_the_whole_row() -> None:
 
 
 def test_nucleus_keeps_at_least_one_and_reports_completeness() -> None:
-    values = np.log(np.array([[0.5, 0.3, 0.1], [0.5, 0.3, 0.1]], np.float32))
-    weights, complete = nucleus(values, np.array([9, 9]), np.zeros(2, np.float32), np.ones(2), np.array([1e-9, 0.95]))
+    candidates = np.array([[0.5, 0.3, 0.1], [0.5, 0.3, 0.1]])
+    weights, complete = nucleus(candidates, np.array([9, 9]), np.ones(2), np.array([1e-9, 0.95]))
     assert (weights[0] > 0).tolist() == [True, False, False]
     assert complete.tolist() == [True, False]
 

@@ -33,6 +33,6 @@ class TestDefaultScheduler(SchedulerConformance):
         }
         return {kind: make for place, (kind, make) in enumerate(erratic.items()) if seed >> place & 1}
 
-
-class TestDefaultSchedulerByPriority(TestDefaultScheduler):
-    parts = {"request_queue": PriorityQueue}
+    def test_by_priority_against_a_sequential_model(self) -> None:
+        self.parts = {"request_queue": PriorityQueue}
+        self.test_against_a_sequential_model("prefix")

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 from typing import Any, Final
 
 from pegboard.config.allowed import allowed
-from pegboard.config.fields import FieldTree, Leaf
+from pegboard.config.fields import FieldTree, Group, Leaf
 from pegboard.config.names import flag_name, near, question
 
 _DEST: Final = "config_options"
@@ -59,7 +59,8 @@ class _Set(argparse.Action):
 
 def add_config_arguments(parser: argparse.ArgumentParser) -> None:
     """Add ``--config FILE``, ``--set PATH=VALUE`` and a flag for each of core's fields (``--scheduler.max-num-seqs``, and
-    ``--max-num-seqs`` where the last part is unambiguous and ``parser`` does not have it). Read them with ``cli_layer``."""
+    ``--max-num-seqs`` where the last part is unambiguous, ``--executor`` for ``--executor.name``), apart from flags that
+    ``parser`` has already. Read them with ``cli_layer``."""
     tree = FieldTree()
     general = parser.add_argument_group("configuration")
     general.add_argument("--config", metavar="FILE", help="config file, TOML or YAML (default: the one PEGBOARD_CONFIG names)")
@@ -71,13 +72,23 @@ def add_config_arguments(parser: argparse.ArgumentParser) -> None:
         help="set any field, also of a plugin's section: scheduler.max_num_seqs=8, plugins.NAME.KEY=VALUE",
     )
     groups: dict[str, Any] = {"": general}
-    short = {leaf_paths[0] for leaf_paths in tree.aliases().values() if len(leaf_paths) == 1}
     for leaf in tree.leaves():
         section = leaf.path.rpartition(".")[0]
         if section not in groups:
             groups[section] = parser.add_argument_group(f"configuration: {section}")
-        names = [leaf.path, leaf.key] if leaf.path in short and leaf.key != leaf.path else [leaf.path]
-        _add_flag(parser, groups[section], leaf, [flag_name(n) for n in names])
+        _add_flag(parser, groups[section], leaf, [flag_name(name) for name in _names(tree, leaf)])
+
+
+def _names(tree: FieldTree, leaf: Leaf) -> list[str]:
+    """The path, the section where the field is what a bare text for it means, and the short name. Short names like ``block``
+    would say too little on a command line."""
+    section = tree.find(leaf.path.rpartition(".")[0]) or tree.root
+    names = [leaf.path]
+    if isinstance(section, Group) and section.principal == leaf.key:
+        names.append(section.path)
+    if section is not tree.plugins and len(tree.aliases()[leaf.key]) == 1:
+        names.append(leaf.key)
+    return list(dict.fromkeys(names))
 
 
 def cli_layer(args: argparse.Namespace) -> dict[str, Any]:

@@ -37,7 +37,7 @@ class ModelSpec:
     sliding_window: int | None = None
     prompt_length_rope: bool = False
     """Rotary frequencies depend on the length of the prompt (dynamic NTK and LongRoPE past the trained length). Such a model
-    needs ``ForwardContext.prompt_lens``, and cached blocks of one request must not serve another: no prefix caching."""
+    needs ``ForwardContext.prompt_lens``, and a cached block may only serve requests whose prompts have the same length."""
     details: Mapping[str, Any] = field(default_factory=dict)
     """The checkpoint's own configuration (Hugging Face key names)."""
 

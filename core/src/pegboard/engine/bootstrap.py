@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -15,7 +15,7 @@ from pegboard.config.draft import ConfigDraft
 from pegboard.config.errors import ConfigError, Problem, unique
 from pegboard.config.load import load_draft
 from pegboard.config.models import PLUGINS_KEYS, EngineConfig, PluginsConfig
-from pegboard.config.provenance import Provenance
+from pegboard.config.provenance import Layer, Provenance
 from pegboard.engine.plugin_config import configure, declare_sections, part_problems, validate
 
 if TYPE_CHECKING:
@@ -77,11 +77,12 @@ def prepare(
         raise ConfigError(checked.problems) from _cause(host)
     assert host is not None
     assert config is not None
-    for name in _idle_sections(config, host):
-        logger.warning("plugins.%s is set, but the plugin is not active; list it in plugins.enabled to use it", name)
     from pegboard.plugins import compose
 
-    return Prepared(config, checked.draft, host, compose(config, host))
+    composition = compose(config, host)
+    for warning in (*_forced(checked.draft), *_idle_sections(config, host)):
+        logger.warning(warning)
+    return Prepared(config, checked.draft, host, composition)
 
 
 def check(
@@ -141,9 +142,23 @@ def _host_problem(draft: ConfigDraft, text: str) -> Problem:
     return Problem(path, message, sources=(str(winner.origin),) if winner else ())
 
 
-def _idle_sections(config: EngineConfig, host: PluginHost) -> list[str]:
-    records = [(name, host.record(name)) for name in config.plugins.sections]
-    return [name for name, record in records if record is not None and not record.active]
+def _forced(draft: ConfigDraft) -> Iterator[str]:
+    """Values of the user that a plugin has overridden."""
+    for leaf in draft.tree.leaves():
+        found = draft.provenance(leaf.path)
+        users = [a for a in found.overridden if a.origin.layer > Layer.PLUGIN]
+        if found.origin.layer is Layer.FORCED and users and users[0].value != found.value:
+            lost = f"{users[0].value!r}, set by {users[0].origin}"
+            yield f"plugin {found.origin.source} forces {leaf.path} = {found.value!r} over {lost}"
+
+
+def _idle_sections(config: EngineConfig, host: PluginHost) -> Iterator[str]:
+    """Sections that have no effect, because nothing of their plugin is in use."""
+    for name in config.plugins.sections:
+        record = host.record(name)
+        if record is not None and not record.active:
+            remedy = "list it in plugins.enabled, or choose one of its parts"
+            yield f"plugins.{name} is set, but {record.label} is not in use; {remedy}"
 
 
 def _cause(host: PluginHost | None) -> BaseException | None:

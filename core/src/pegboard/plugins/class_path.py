@@ -66,8 +66,9 @@ def missing_members(contract: type, target: type) -> list[str]:
     if not issubclass(target, contract):
         # An object may set them when it is made; only methods can be looked for beforehand.
         required = [n for n in required if not isinstance(inspect.getattr_static(contract, n), property)]
-    missing = [n for n in required if not hasattr(target, n) or n in getattr(target, "__abstractmethods__", ())]
-    problems = [f"lacks {', '.join(missing)} of the contract {contract.__name__}"] if missing else []
+    abstract: frozenset[str] = getattr(target, "__abstractmethods__", frozenset())
+    missing = sorted(abstract | {n for n in required if not hasattr(target, n)})
+    problems = [f"lacks {', '.join(missing)} for the contract {contract.__name__}"] if missing else []
     for name in required:
         if name not in missing:
             problems += _signature_problem(name, inspect.getattr_static(contract, name), inspect.getattr_static(target, name))

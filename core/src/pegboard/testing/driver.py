@@ -64,6 +64,8 @@ class SchedulerDriver:
     def __init__(self, scheduler: Scheduler, runner: FakeRunner, depth: int = 1, check: bool = True) -> None:
         self.scheduler, self.runner, self.depth, self.check = scheduler, runner, depth, check
         self.in_flight: deque[tuple[SchedulerOutput, ModelRunnerOutput]] = deque()
+        self._writes: deque[set[tuple[int, int]]] = deque()
+        """Per plan in flight, the (group, block) pairs that it writes."""
         self.tokens: dict[str, list[int]] = {}
         self.finished: dict[str, FinishReason] = {}
         self.last: dict[str, EngineCoreOutput] = {}
@@ -89,15 +91,26 @@ class SchedulerDriver:
         plan = self.scheduler.schedule()
         self._check()
         self.plans.append(plan)
+        given = self._given_blocks(plan)
+        for writes in self._writes:
+            assert not given & writes, f"blocks {given & writes} are given away while a plan in flight writes them"
         if not plan.empty or plan.has_state_changes:
             output = self.runner.execute_model(plan)
             if not plan.empty:
                 self.in_flight.append((plan, output))
+                self._writes.append(self.runner.mirror.written_blocks(plan))
         return plan
+
+    def _given_blocks(self, plan: SchedulerOutput) -> set[tuple[int, int]]:
+        """Blocks that the plan hands out to be written: all new ones but prefix hits."""
+        size = self.runner.mirror.block_size
+        tables = [[blocks[new.num_computed_tokens // size :] for blocks in new.block_ids] for new in plan.new_requests]
+        return {(group, b) for table in [*tables, *plan.block_ids] for group, blocks in enumerate(table) for b in blocks}
 
     def book(self) -> list[EngineCoreOutput]:
         """Give the scheduler the oldest outstanding result."""
         outputs = self.scheduler.update_from_output(*self.in_flight.popleft())
+        self._writes.popleft()
         for output in outputs:
             self._collect(output)
         self._check()
@@ -115,9 +128,9 @@ class SchedulerDriver:
         for _ in range(max_steps):
             if not self.scheduler.has_requests() and not self.in_flight:
                 return self.tokens
-            before = len(self.in_flight)
+            moved, num_plans = bool(self.in_flight), len(self.plans)
             self.step()
-            moved = before or self.in_flight or not self.plans[-1].empty or self.plans[-1].has_state_changes
+            moved = moved or any(not plan.empty or plan.has_state_changes for plan in self.plans[num_plans:])
             assert moved, "requests are left, but nothing is planned and nothing is in flight"
         raise AssertionError(f"not finished after {max_steps} steps")
 

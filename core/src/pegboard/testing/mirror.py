@@ -136,12 +136,22 @@ class MirrorWorker:
             assert computed == row.num_computed, f"slot {slot}: {computed} computed by the plan, {row.num_computed} really"
             assert end <= known, f"slot {slot} computes up to {end} of {known} tokens"
             assert num_to_sample == (1 + num_drafts if end == known else 0), f"slot {slot} samples {num_to_sample} tokens"
-            for group, blocks in enumerate(row.block_ids):
+            for blocks in row.block_ids:
                 assert end <= len(blocks) * self.block_size, f"slot {slot} has no block for token {end - 1}"
-                for block_id in blocks[computed // self.block_size : -(-end // self.block_size)]:
-                    assert written.setdefault((group, block_id), slot) == slot, f"two rows write block {block_id}"
+            for block in self._written_by(slot, computed, end):
+                assert written.setdefault(block, slot) == slot, f"two rows write block {block}"
             row.num_computed = end
         self._check_shared(written)
+
+    def _written_by(self, slot: int, first: int, end: int) -> list[tuple[int, int]]:
+        """(group, block) pairs that hold the tokens from ``first`` to before ``end``."""
+        places = slice(first // self.block_size, -(-end // self.block_size))
+        return [(group, block) for group, blocks in enumerate(self.rows[slot].block_ids) for block in blocks[places]]
+
+    def written_blocks(self, plan: SchedulerOutput) -> set[tuple[int, int]]:
+        """(group, block) pairs that the plan applied last writes."""
+        rows = zip(plan.slots, plan.num_scheduled_tokens, plan.num_computed_tokens, strict=True)
+        return {block for slot, count, computed in rows for block in self._written_by(slot, computed, computed + count)}
 
     def _check_shared(self, written: dict[tuple[int, int], int]) -> None:
         """A block that is written belongs to the writer alone."""

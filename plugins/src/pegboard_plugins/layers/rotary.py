@@ -17,8 +17,8 @@ class RotaryEmbedding:
     Frequencies that depend on length (dynamic NTK, LongRoPE). A full forward of n tokens in transformers uses the
     frequencies of length n for all of them, and generation then continues with those of each new length. Here a token at
     position p of a request with a prompt of P tokens uses those of length max(P, p + 1): the same result, and one that
-    depends neither on how the prompt is cut into chunks nor on being computed again after a preemption. Two requests
-    that share a prefix have different keys for it, which is why such models must not share cached blocks.
+    depends neither on how the prompt is cut into chunks nor on being computed again after a preemption. Prompts of
+    different lengths have different keys for the same prefix, so only prompts of one length may share cached blocks.
     """
 
     def __init__(self, parameters: RopeParameters, device: torch.device) -> None:

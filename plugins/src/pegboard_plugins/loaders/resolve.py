@@ -38,7 +38,12 @@ def resolve(ref: str, config: Any = None) -> ModelSource | None:
     path = _locate(ref, hub.MODEL_FILES)
     if path is None:
         return None
-    source = _from_file(ref, path, load_format) if path.is_file() else _from_folder(ref, path, load_format)
+    try:
+        source = _from_file(ref, path, load_format) if path.is_file() else _from_folder(ref, path, load_format)
+    except ModelNotFound as error:
+        if hub.is_hub_id(ref) and path != Path(ref).expanduser():
+            raise ModelNotFound(f"{error}; a GGUF file on the hub is named in full: {ref}/<file>.gguf") from error
+        raise
     override = getattr(config, "tokenizer", None)
     return source if override is None else _with_tokenizer(source, override)
 

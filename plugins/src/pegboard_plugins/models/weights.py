@@ -91,9 +91,8 @@ class ParameterReader:
         start = 0
         for source in parameter.sources:
             stored = self.weights[source.name].read()
-            part = joined[start : start + source.shape[0]]
-            part.copy_(stored)
-            self._check_cast(source.name, stored, part)
+            self._check_cast(source.name, stored)
+            joined[start : start + source.shape[0]].copy_(stored)
             start += source.shape[0]
         return joined
 
@@ -102,18 +101,19 @@ class ParameterReader:
         for stored, count in self._lossy.items():
             logger.info("%d tensors were stored as %s and are used as %s", count, stored, _name(self.dtype))
 
-    def _check_cast(self, name: str, stored: torch.Tensor, cast: torch.Tensor) -> None:
+    def _check_cast(self, name: str, stored: torch.Tensor) -> None:
         if not stored.dtype.is_floating_point:
             raise WeightsError(f"{name} is stored as {_name(stored.dtype)}, which is no weight that this model can use")
         if torch.promote_types(stored.dtype, self.dtype) == self.dtype:
             return
         self._lossy[_name(stored.dtype)] += 1
-        if torch.finfo(self.dtype).max < torch.finfo(stored.dtype).max and not bool(torch.isfinite(cast).all()):
-            largest = float(stored.abs().max())
-            raise WeightsError(
-                f"{name} holds values up to {largest:g}, outside the range of {_name(self.dtype)} "
-                f"(at most {torch.finfo(self.dtype).max:g}); use dtype bfloat16 or float32"
-            )
+        if self.dtype == torch.float16:  # the only one whose range ends where weights may be
+            largest, limit = float(stored.abs().amax()), torch.finfo(torch.float16).max
+            if largest > limit:
+                raise WeightsError(
+                    f"{name} holds values up to {largest:g}, outside the range of float16 (at most {limit:g}); "
+                    "use dtype bfloat16 or float32"
+                )
 
 
 def _describe(source: Source) -> str:

@@ -16,16 +16,10 @@ from pegboard.contracts.sampler import SamplingBatch
 
 def mask_stop_tokens(logits: torch.Tensor, rows: np.ndarray, batch: SamplingBatch) -> None:
     """Forbid the stop ids of those rows that have not reached ``min_tokens``. ``logits[i]`` belongs to batch row ``rows[i]``."""
-    size = logits.shape[1]
-    flat = [
-        i * size + token
-        for i, row in enumerate(rows.tolist())
-        if batch.positions[row] < batch.min_tokens[row]
-        for token in batch.stop_token_ids[row]
-        if 0 <= token < size
-    ]
-    if flat:
-        logits.view(-1)[torch.tensor(flat, device=logits.device)] = float("-inf")
+    for i, row in enumerate(rows.tolist()):
+        if batch.positions[row] < batch.min_tokens[row]:
+            forbidden = [token for token in batch.stop_token_ids[row] if 0 <= token < logits.shape[1]]
+            logits[i, forbidden] = float("-inf")
 
 
 def has_penalties(batch: SamplingBatch) -> np.ndarray:
@@ -47,34 +41,40 @@ def apply_penalties(logits: torch.Tensor, rows: np.ndarray, batch: SamplingBatch
         _presence_and_frequency(logits, concerned, batch)
 
 
-def _flat_ids(concerned: Sequence[tuple[int, int]], batch: SamplingBatch, size: int, output_only: bool) -> np.ndarray:
-    """Positions in the flattened logits of every known token of the rows; padding and ids without a logit are left out."""
-    parts = []
+def _known_tokens(
+    concerned: Sequence[tuple[int, int]], batch: SamplingBatch, size: int, output_only: bool
+) -> tuple[np.ndarray, np.ndarray]:
+    """Row in the logits and id of every known token of the rows; padding and ids without a logit are left out."""
+    indices, tokens = [], []
     for i, row in concerned:
         begin = int(batch.prompt_lens[row]) if output_only else 0
-        tokens = batch.token_ids[row, begin : batch.num_tokens[row]].astype(np.int64)
-        parts.append(i * size + tokens[(tokens >= 0) & (tokens < size)])
-    return np.concatenate(parts)
+        known = batch.token_ids[row, begin : batch.num_tokens[row]].astype(np.int64)
+        known = known[(known >= 0) & (known < size)]
+        indices.append(np.full(len(known), i))
+        tokens.append(known)
+    return np.concatenate(indices), np.concatenate(tokens)
 
 
 def _repetition(logits: torch.Tensor, concerned: Sequence[tuple[int, int]], batch: SamplingBatch) -> None:
-    size = logits.shape[1]
-    # an id that occurs twice is written twice with the same value, so duplicates need no care
-    flat = torch.from_numpy(_flat_ids(concerned, batch, size, output_only=False)).to(logits.device)
-    factors = torch.ones(len(logits), dtype=logits.dtype)
+    factors = np.ones(len(logits), np.float32)
     for i, row in concerned:
-        factors[i] = float(batch.repetition_penalty[row])
-    factor = factors.to(logits.device)[flat // size]
-    values = logits.view(-1)[flat]
-    logits.view(-1)[flat] = torch.where(values > 0, values / factor, values * factor)
+        factors[i] = batch.repetition_penalty[row]
+    # an id that occurs twice is written twice with the same value, so duplicates need no care
+    rows, tokens = _known_tokens(concerned, batch, logits.shape[1], output_only=False)
+    index = torch.from_numpy(rows).to(logits.device), torch.from_numpy(tokens).to(logits.device)
+    factor = torch.from_numpy(factors[rows]).to(logits.device)
+    values = logits[index]
+    logits[index] = torch.where(values > 0, values / factor, values * factor)
 
 
 def _presence_and_frequency(logits: torch.Tensor, concerned: Sequence[tuple[int, int]], batch: SamplingBatch) -> None:
     size = logits.shape[1]
-    flat, counts = np.unique(_flat_ids(concerned, batch, size, output_only=True), return_counts=True)
     presence, frequency = np.zeros(len(logits), np.float32), np.zeros(len(logits), np.float32)
     for i, row in concerned:
         presence[i], frequency[i] = batch.presence_penalty[row], batch.frequency_penalty[row]
-    change = presence[flat // size] + frequency[flat // size] * counts.astype(np.float32)
-    index = torch.from_numpy(flat).to(logits.device)
-    logits.view(-1)[index] -= torch.from_numpy(change).to(logits.device)
+    rows, tokens = _known_tokens(concerned, batch, size, output_only=True)
+    flat, counts = np.unique(rows * size + tokens, return_counts=True)
+    rows, tokens = np.divmod(flat, size)
+    change = presence[rows] + frequency[rows] * counts.astype(np.float32)
+    index = torch.from_numpy(rows).to(logits.device), torch.from_numpy(tokens).to(logits.device)
+    logits[index] -= torch.from_numpy(change).to(logits.device)

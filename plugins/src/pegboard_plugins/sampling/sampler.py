@@ -12,6 +12,8 @@ The order is fixed:
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import numpy as np
 import torch
 
@@ -21,10 +23,12 @@ from pegboard.wire import SamplingParams
 from pegboard_plugins.sampling.logprobs import RawLogprobs
 from pegboard_plugins.sampling.penalties import apply_penalties, has_penalties, mask_stop_tokens
 from pegboard_plugins.sampling.random import block_sums, draw_all, pick, uniforms
-from pegboard_plugins.sampling.top_k_top_p import FIRST_CANDIDATES, nucleus, top_candidates
+from pegboard_plugins.sampling.top_k_top_p import CANDIDATES, nucleus, top_candidates
 
 _ROWS_AT_ONCE = 32
 """Random rows are worked on in portions of this size, which bounds the float32 scratch memory."""
+
+_CANDIDATES_AT_ONCE = 1 << 16
 
 
 class DefaultSampler(Sampler):
@@ -71,9 +75,8 @@ class DefaultSampler(Sampler):
         maxima = self._take_highest(x, rows, output)
         drawn = np.flatnonzero(~greedy[rows] & np.isfinite(maxima))
         if drawn.size:
-            if drawn.size < len(rows):
-                x = _select(x, drawn)
-            output.token_ids[rows[drawn]] = self._draw(x, rows[drawn], maxima[drawn], batch)
+            x = _select(x, drawn)
+            output.token_ids[rows[drawn]] = _Drawing.of(x, rows[drawn], maxima[drawn], batch).draw()
 
     @staticmethod
     def _take_highest(x: torch.Tensor, rows: np.ndarray, output: SamplerOutput) -> np.ndarray:
@@ -95,59 +98,89 @@ class DefaultSampler(Sampler):
             output.errors[row] = _not_finite(float(maxima[i]))
         return maxima
 
-    @staticmethod
-    def _draw(x: torch.Tensor, rows: np.ndarray, maxima: np.ndarray, batch: SamplingBatch) -> np.ndarray:
-        """One token id per row of ``x`` [R, V], which is overwritten."""
+
+@dataclass(slots=True)
+class _Drawing:
+    """Random rows: ``x`` [R, V] scaled logits; everything else [R]. ``top`` is each row's highest; a weight is exp(x - top)."""
+
+    x: torch.Tensor
+    top: np.ndarray
+    min_p: np.ndarray
+    k: np.ndarray
+    """The vocabulary's size where top-k is off."""
+    top_p: np.ndarray
+    uniform: np.ndarray
+
+    @classmethod
+    def of(cls, x: torch.Tensor, rows: np.ndarray, maxima: np.ndarray, batch: SamplingBatch) -> _Drawing:
+        """Takes ``x`` over and scales it in place."""
         temperature = batch.temperature[rows].astype(np.float32)
         x.div_(torch.from_numpy(temperature)[:, None].to(x.device))
-        top = (maxima / temperature).astype(np.float32)
-        min_p = batch.min_p[rows]
-        if (min_p > 0).any():
-            with np.errstate(divide="ignore"):
-                floor = top + np.log(min_p).astype(np.float32)  # log(0) is -inf: no floor
-            x.masked_fill_(x < torch.from_numpy(floor)[:, None].to(x.device), float("-inf"))
+        top_k, size = batch.top_k[rows], x.shape[1]
+        return cls(
+            x,
+            (maxima / temperature).astype(np.float32),
+            batch.min_p[rows].astype(np.float32),
+            np.where((top_k > 0) & (top_k < size), top_k, size),
+            batch.top_p[rows],
+            uniforms(batch.seeds[rows], batch.positions[rows]),
+        )
 
-        uniform = uniforms(batch.seeds[rows], batch.positions[rows])
-        top_k, top_p = batch.top_k[rows], batch.top_p[rows]
-        size = x.shape[1]
-        filtered = ((top_k > 0) & (top_k < size)) | (top_p < 1.0)
-        ids = np.empty(len(rows), np.int64)
-        if not filtered.all():
-            free = np.flatnonzero(~filtered)
-            weights = (_select(x, free) - torch.from_numpy(top[free])[:, None].to(x.device)).exp_()
-            ids[free] = draw_all(weights, uniform[free])
-        if filtered.any():
-            bound = np.flatnonzero(filtered)
-            k = np.where((top_k > 0) & (top_k < size), top_k, size)[bound]
-            ids[bound] = _draw_filtered(_select(x, bound), top[bound], k, top_p[bound], uniform[bound])
+    def draw(self) -> np.ndarray:
+        """One id per row."""
+        filtered = (self.k < self.x.shape[1]) | (self.top_p < 1.0)
+        ids = np.empty(len(self.x), np.int64)
+        free, bound = np.flatnonzero(~filtered), np.flatnonzero(filtered)
+        if free.size:
+            ids[free] = draw_all(self._weights(free), self.uniform[free])
+        if bound.size:
+            self._draw_among_candidates(bound, ids)
         return ids
 
+    def _draw_among_candidates(self, rows: np.ndarray, ids: np.ndarray) -> None:
+        """Rows with top-k or top-p: into ``ids``."""
+        size = self.x.shape[1]
+        total = np.zeros(len(self.x))
+        without_k = rows[self.k[rows] == size]
+        if without_k.size:
+            total[without_k] = np.cumsum(block_sums(self._weights(without_k)), axis=1)[:, -1]
+        largest_k = int(self.k[self.k < size].max(initial=0))
+        for count in (max(CANDIDATES[0], largest_k), max(CANDIDATES[1], largest_k), size):
+            left = [self._try_candidates(part, count, total, ids) for part in _portions(rows, count)]
+            rows = np.concatenate(left)
+            if not rows.size:
+                return
 
-def _draw_filtered(x: torch.Tensor, top: np.ndarray, k: np.ndarray, top_p: np.ndarray, uniform: np.ndarray) -> np.ndarray:
-    """Draw under top-k (``k`` is the vocabulary's size where it is off) and then top-p. All arrays have length R."""
-    ids = np.empty(len(x), np.int64)
-    size = x.shape[1]
-    without_k = np.flatnonzero(k == size)
-    total = np.zeros(len(x))
-    if without_k.size:
-        weights = (_select(x, without_k) - torch.from_numpy(top[without_k])[:, None].to(x.device)).exp_()
-        total[without_k] = np.cumsum(block_sums(weights), axis=1)[:, -1]
-    pending = np.arange(len(x))
-    count = max(FIRST_CANDIDATES, int(k[k < size].max(initial=0)))
-    while pending.size:
-        values, found = top_candidates(_select(x, pending), count)
-        weights, complete = nucleus(values, k[pending], top[pending], total[pending], top_p[pending])
-        complete |= values.shape[1] == size
+    def _try_candidates(self, rows: np.ndarray, count: int, total: np.ndarray, ids: np.ndarray) -> np.ndarray:
+        """Draw those of ``rows`` whose cut lies among their first ``count`` candidates; return the others."""
+        values, found = top_candidates(_select(self.x, rows), count)
+        weights = np.exp(values.astype(np.float64) - self.top[rows].astype(np.float64)[:, None])
+        weights[weights < self.min_p[rows, None]] = 0.0
+        weights, complete = nucleus(weights, self.k[rows], total[rows], self.top_p[rows])
+        complete |= values.shape[1] == self.x.shape[1]
         # running sums, unlike numpy's pairwise sum, do not depend on how many zeros follow
-        chosen = pick(weights, uniform[pending] * np.cumsum(weights, axis=1)[:, -1])
-        ids[pending[complete]] = found[np.arange(len(pending)), chosen][complete]
-        pending, count = pending[~complete], size
-    return ids
+        chosen = pick(weights, self.uniform[rows] * np.cumsum(weights, axis=1)[:, -1])
+        ids[rows[complete]] = found[np.arange(len(rows)), chosen][complete]
+        return rows[~complete]
+
+    def _weights(self, rows: np.ndarray) -> torch.Tensor:
+        """[len(rows), V], zero below min-p."""
+        device = self.x.device
+        weights = (_select(self.x, rows) - torch.from_numpy(self.top[rows])[:, None].to(device)).exp_()
+        min_p = self.min_p[rows]
+        if (min_p > 0).any():
+            weights.masked_fill_(weights < torch.from_numpy(min_p)[:, None].to(device), 0.0)
+        return weights
+
+
+def _portions(rows: np.ndarray, count: int) -> list[np.ndarray]:
+    """Few rows at a time when there are many candidates, so that the work stays in a core's cache."""
+    return np.array_split(rows, -(-len(rows) * count // _CANDIDATES_AT_ONCE))
 
 
 def _select(x: torch.Tensor, rows: np.ndarray) -> torch.Tensor:
-    """The named rows of ``x``, as a copy."""
-    return x[torch.from_numpy(rows).to(x.device)]
+    """The named rows of ``x`` in rising order: ``x`` itself when that is all of them, else a copy."""
+    return x if len(rows) == len(x) else x[torch.from_numpy(rows).to(x.device)]
 
 
 def _not_finite(maximum: float) -> str:

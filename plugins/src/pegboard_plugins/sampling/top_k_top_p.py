@@ -10,8 +10,8 @@ from __future__ import annotations
 import numpy as np
 import torch
 
-FIRST_CANDIDATES = 256
-"""Tried first for rows that only have top-p; rows whose nucleus is larger are sorted whole."""
+CANDIDATES = (256, 4096)
+"""Tried one after the other for rows that only have top-p; rows whose nucleus is still larger are sorted whole."""
 
 
 def top_candidates(logits: torch.Tensor, count: int) -> tuple[np.ndarray, np.ndarray]:
@@ -25,18 +25,14 @@ def top_candidates(logits: torch.Tensor, count: int) -> tuple[np.ndarray, np.nda
     return _by_topk(logits, count)
 
 
-def nucleus(
-    values: np.ndarray, k: np.ndarray, top: np.ndarray, total: np.ndarray, top_p: np.ndarray
-) -> tuple[np.ndarray, np.ndarray]:
-    """Weights [R, C] float64 of canonical candidates, zero for those cut off, and [R] whether the cut lies among them.
+def nucleus(weights: np.ndarray, k: np.ndarray, total: np.ndarray, top_p: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """``weights`` [R, C] float64 of canonical candidates with zeros for those cut off, and [R] whether the cut lies among them.
 
-    ``values`` are scaled logits, of which the first ``k`` count; a weight is ``exp(value - top)``. What top-k leaves (or,
-    where it is off, the row's whole weight ``total``) is the mass of which the nucleus is the shortest prefix that
-    reaches the share ``top_p``; it has at least one token.
+    The first ``k`` weights count. What they leave (or, where top-k is off, the row's whole weight ``total``) is the mass of
+    which the nucleus is the shortest prefix that reaches the share ``top_p``; it has at least one token.
     """
-    weights = np.exp(values.astype(np.float64) - top.astype(np.float64)[:, None])
-    width = values.shape[1]
-    weights[np.arange(width) >= k[:, None]] = 0.0
+    width = weights.shape[1]
+    weights = np.where(np.arange(width) < k[:, None], weights, 0.0)
     ends = np.cumsum(weights, axis=1)
     with_k = k <= width
     mass = np.where(with_k, ends[:, -1], total) * top_p
@@ -48,14 +44,15 @@ def nucleus(
 def _by_partition(rows: np.ndarray, count: int) -> tuple[np.ndarray, np.ndarray]:
     """numpy's partition and integer sort are vectorised: several times faster than ``torch.topk`` on a CPU."""
     size = rows.shape[1]
-    if count == size:
-        return _canonical(rows, np.arange(size))
     values = np.empty((len(rows), count), np.float32)
     ids = np.empty((len(rows), count), np.int64)
     for i, row in enumerate(rows):
-        threshold = np.partition(row, size - count)[size - count]
-        found = np.flatnonzero(row >= threshold)  # all of the equal ones at the boundary
-        ordered, where = _canonical(row[found], found)
+        if count < size:
+            threshold = np.partition(row, size - count)[size - count]
+            found = np.flatnonzero(row >= threshold)  # all of the equal ones at the boundary
+            ordered, where = _canonical(row[found], found)
+        else:
+            ordered, where = _canonical(row, np.arange(size))
         values[i], ids[i] = ordered[:count], where[:count]
     return values, ids
 

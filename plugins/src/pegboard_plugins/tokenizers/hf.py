@@ -24,8 +24,8 @@ _NAMED = ("bos_token", "eos_token", "unk_token", "pad_token", "sep_token", "cls_
 class HFTokenizer(BackendTokenizer):
     """Reads a folder as Hugging Face's libraries write it.
 
-    What goes around a prompt is tokenizer.json's own business, unless tokenizer_config.json says ``add_bos_token`` or
-    ``add_eos_token``: then those decide alone, as in transformers.
+    What goes around a prompt is tokenizer.json's own business (its post-processor); ``add_bos_token`` and ``add_eos_token`` of
+    tokenizer_config.json are for libraries that build a tokenizer without it, as in transformers.
     """
 
     def __init__(self, source: ModelSource, config: Any = None) -> None:
@@ -39,13 +39,8 @@ def _parts(folder: Path) -> Parts:
     backend = _backend(folder)
     special = _special_tokens(settings)
     _add_tokens(backend, settings, special)
-    prefix: tuple[int, ...] = ()
-    suffix: tuple[int, ...] = ()
-    if any(isinstance(settings.get(f"add_{end}_token"), bool) for end in ("bos", "eos")):
-        backend.post_processor = None
-        prefix, suffix = (_added(backend, settings, special, end) for end in ("bos", "eos"))
     known = {name: token for name, token in special.items() if backend.token_to_id(token) is not None}
-    return Parts(backend, known, _chat_templates(folder, settings), prefix, suffix)
+    return Parts(backend, known, _chat_templates(folder, settings))
 
 
 def _settings(folder: Path) -> dict[str, Any]:
@@ -143,12 +138,6 @@ def _add_tokens(backend: Backend, settings: Mapping[str, Any], special: Mapping[
 
 def _is_special(backend: Backend, token: str) -> bool:
     return any(added.special and added.content == token for added in backend.get_added_tokens_decoder().values())
-
-
-def _added(backend: Backend, settings: Mapping[str, Any], special: Mapping[str, str], end: str) -> tuple[int, ...]:
-    token = special.get(f"{end}_token")
-    token_id = None if token is None else backend.token_to_id(token)
-    return (token_id,) if settings.get(f"add_{end}_token") and token_id is not None else ()
 
 
 def _chat_templates(folder: Path, settings: Mapping[str, Any]) -> dict[str, str]:

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import math
+import mmap
 from collections.abc import Mapping, Sequence
 
-import numpy as np
 import torch
 
 from pegboard.contracts.attention import AttentionBackend, AttentionLayer
@@ -76,5 +76,6 @@ def _zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device, pin
     """Zeros; in the processor's memory they are committed page by page, when a block is first written."""
     if device.type != "cpu" or pinned:
         return torch.zeros(shape, dtype=dtype, device=device, pin_memory=pinned)
-    raw = np.zeros(math.prod(shape) * dtype.itemsize, np.uint8)  # calloc: unlike torch.zeros it touches nothing
-    return torch.from_numpy(raw).view(dtype).view(shape)
+    # straight from the system: an allocator may hand out memory that was used before, and would have to clear all of it
+    pages = mmap.mmap(-1, math.prod(shape) * dtype.itemsize, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    return torch.frombuffer(pages, dtype=dtype).view(shape)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import logging
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -293,9 +294,11 @@ class StandardWorker(Worker):
         return WorkerContext(self.config, self.composition, self.world)
 
 
-def _weight_bytes(model: Model) -> int:
-    """Bytes of the model's parameters and buffers, shared ones once; 0 for a model that is no ``torch.nn.Module``."""
-    if not isinstance(model, torch.nn.Module):
+def _weight_bytes(model: Any) -> int:
+    """Bytes of the tensors that ``model.parameters()`` gives (a mapping, or an iterable as of ``torch.nn.Module``), each once;
+    0 for a model without that method."""
+    if not callable(getattr(model, "parameters", None)):
         return 0
-    tensors = [*model.parameters(), *model.buffers()]
-    return sum({t.untyped_storage().data_ptr(): t.untyped_storage().nbytes() for t in tensors}.values())
+    found = model.parameters()
+    tensors = found.values() if isinstance(found, Mapping) else found
+    return sum({id(t): t.numel() * t.element_size() for t in tensors}.values())

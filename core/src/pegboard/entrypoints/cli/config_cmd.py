@@ -16,6 +16,8 @@ if TYPE_CHECKING:
 
 def add_parser(subparsers: Any) -> argparse.ArgumentParser:
     """Add the command ``config``."""
+    from pegboard.config.arguments import add_config_arguments
+
     parser: argparse.ArgumentParser = subparsers.add_parser(
         "config",
         help="explain, describe and check the configuration",
@@ -28,10 +30,9 @@ def add_parser(subparsers: Any) -> argparse.ArgumentParser:
         description="Show each field, its value, and who set it: default, file, environment variable, option or plugin.",
     )
     explain.add_argument("paths", nargs="*", metavar="PATH", help="fields or sections, for example scheduler (default: all)")
-    explain.add_argument("--config", metavar="FILE", help="config file, TOML or YAML")
-    explain.add_argument("--set", action="append", default=[], metavar="PATH=VALUE", help="set a field, as on other commands")
     explain.add_argument("-v", "--verbose", action="store_true", help="also what was overridden, and what a field is for")
     explain.add_argument("--json", action="store_true", help="as JSON")
+    add_config_arguments(explain)
     schema = actions.add_parser("schema", help="all fields, with those of installed plugins")
     schema.add_argument("--json", action="store_true", help="as JSON Schema, for editors and validators")
     check = actions.add_parser("check", help="check a config file; exit status 2 and all problems if it is wrong")
@@ -47,18 +48,12 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _explain(args: argparse.Namespace) -> int:
+    from pegboard.config.arguments import cli_layer
     from pegboard.config.errors import ConfigError
     from pegboard.config.explain import as_data, as_text, problem_data, select
     from pegboard.engine.bootstrap import check
 
-    options = {}
-    for text in args.set:
-        path, equals, value = text.partition("=")
-        if not equals:
-            print(f"pegboard config explain: --set {text!r} is not PATH=VALUE", file=sys.stderr)
-            return 2
-        options[f"--set {path.strip()}"] = value
-    checked = check(file=args.config, cli=options, all_sections=True)
+    checked = check(file=args.config, cli=cli_layer(args), all_sections=True)
     problems = _problems(checked)
     try:
         leaves = select(checked.draft, args.paths)

@@ -12,7 +12,7 @@ import logging
 import os
 import sys
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, TextIO
 
 if TYPE_CHECKING:
     from pegboard.plugins import PluginHost
@@ -149,8 +149,12 @@ class _Version(argparse.Action):
         parser.exit()
 
 
-class _Formatter(logging.Formatter):
-    """``pegboard: warning: …``: what a program says on stderr."""
+class _Stderr(logging.StreamHandler[TextIO]):
+    """``pegboard: warning: …`` on what is ``sys.stderr`` at the time."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self.stream = sys.stderr
+        super().emit(record)
 
     def format(self, record: logging.LogRecord) -> str:
         return f"pegboard: {record.levelname.lower()}: {super().format(record)}"
@@ -161,11 +165,8 @@ def _set_up_logging() -> None:
     logger = logging.getLogger("pegboard")
     name = os.environ.get("PEGBOARD_LOG_LEVEL", "").strip().upper()
     level = logging.getLevelNamesMapping().get(name)
-    if not any(isinstance(h.formatter, _Formatter) for h in logger.handlers):
-        handler = logging.StreamHandler()
-        handler.setFormatter(_Formatter())
-        logger.addHandler(handler)
-        logger.propagate = False
+    if not any(isinstance(h, _Stderr) for h in logger.handlers):
+        logger.addHandler(_Stderr())
     logger.setLevel(logging.WARNING if level is None else level)
     if name and level is None:
         logger.warning("PEGBOARD_LOG_LEVEL=%s is no level; use debug, info, warning or error", name)

@@ -110,7 +110,7 @@ class KVAllocatorConformance(abc.ABC):
         class Machine(AllocatorMachine):
             make_allocator = staticmethod(make)
 
-        run_state_machine_as_test(Machine, settings=QUICK)  # type: ignore[no-untyped-call]
+        run_state_machine_as_test(Machine, settings=QUICK)
 
 
 class AllocatorMachine(RuleBasedStateMachine):

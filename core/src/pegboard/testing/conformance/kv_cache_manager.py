@@ -142,7 +142,7 @@ class KVCacheManagerConformance(abc.ABC):
             make_manager = staticmethod(make)
             caches_prefixes = caches
 
-        run_state_machine_as_test(Machine, settings=QUICK)  # type: ignore[no-untyped-call]
+        run_state_machine_as_test(Machine, settings=QUICK)
 
 
 Entry = tuple[Any, ...]

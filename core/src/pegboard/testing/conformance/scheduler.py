@@ -42,7 +42,7 @@ class SchedulerConformance(abc.ABC):
 
     def driver(
         self,
-        usable_blocks: int = 1000,
+        usable_blocks: int = 120,
         block_size: int = 16,
         *,
         depth: int = 1,
@@ -355,4 +355,4 @@ class SchedulerConformance(abc.ABC):
             kit = conformance
             allocator_name = allocator
 
-        run_state_machine_as_test(Machine, settings=QUICK)  # type: ignore[no-untyped-call]
+        run_state_machine_as_test(Machine, settings=QUICK)
