@@ -57,11 +57,14 @@ def null_output(plan: SchedulerOutput) -> ModelRunnerOutput:
 
 def measure(num_requests: int, num_steps: int, depth: int) -> dict[str, object]:
     scheduler = make_scheduler(num_requests, num_steps + 50)
-    while scheduler.stats().num_waiting or any(r.num_placeholders == 0 for r in scheduler.state.running if not r.num_computed):
+    while True:  # prefill until everybody decodes
         plan = scheduler.schedule()
         scheduler.update_from_output(plan, null_output(plan))
-    in_flight = deque()
-    planning, booking = [], []
+        if plan.total_num_scheduled_tokens == len(plan.slots) == num_requests:
+            break
+    in_flight: deque[tuple[SchedulerOutput, ModelRunnerOutput]] = deque()
+    planning: list[float] = []
+    booking: list[float] = []
     gc.collect()
     gc.freeze()
     for step in range(num_steps + 20):

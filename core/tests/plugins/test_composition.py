@@ -64,7 +64,7 @@ class TestDefaults:
         }
         assert set(composition.reasons) == set(names)
         assert composition.reasons["executor"] == "one rank"
-        assert composition.reasons["request_queue"] == "named by scheduler.queue"
+        assert composition.reasons["request_queue"] == "scheduler.queue = 'fcfs'"
         assert composition.spec.max_model_len == 64
         assert composition.source.path == "/tiny"
 
@@ -255,7 +255,7 @@ class TestPlatforms:
         assert "boom-17" in warning
 
     def test_a_named_one_that_is_unavailable_is_an_error(self) -> None:
-        with pytest.raises(PluginError, match="device: platform 'npu' of plugin 'acme'.* is not available on this machine"):
+        with pytest.raises(PluginError, match=r"device: platform 'npu' of plugin 'acme'.* is not available on this machine"):
             with_plugin(self.platform("npu", lambda: False), device="npu")
 
     def test_a_named_one_that_fails_keeps_its_exception(self) -> None:

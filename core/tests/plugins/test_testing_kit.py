@@ -46,7 +46,7 @@ def test_the_fixture_works_in_an_author_s_own_project(tmp_path) -> None:
         "def test_cheap():\n"
         "    assert 'torch' not in sys.modules\n"
     )
-    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", str(tmp_path)]
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-p", "no:hypothesispytest", str(tmp_path)]
     run = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path, timeout=120)
     assert "3 passed" in run.stdout, run.stdout + run.stderr
 

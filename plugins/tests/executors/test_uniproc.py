@@ -11,11 +11,11 @@ import pytest
 from pegboard.config import EngineConfig, ExecutorConfig
 from pegboard.contracts.executor import Executor, WorkerError
 from pegboard.testing.conformance.executor import PATIENCE, ExecutorConformance, plan
-from pegboard.testing.fake_worker import FakeWorker
+from pegboard.testing.rpc_worker import RpcWorker
 from pegboard_plugins.executors.uniproc import UniProcExecutor
 
 
-def make(worker: Any = FakeWorker, **executor: Any) -> UniProcExecutor:
+def make(worker: Any = RpcWorker, **executor: Any) -> UniProcExecutor:
     config = EngineConfig(model="fake", executor=ExecutorConfig(**executor))
     composition = SimpleNamespace(create=lambda kind, world: worker(config, None, world))
     return UniProcExecutor(config, composition)  # type: ignore[arg-type]
@@ -37,7 +37,7 @@ def test_several_ranks_are_refused_with_a_remedy() -> None:
 
 
 def test_a_worker_that_cannot_load_is_told_and_leaves_no_thread() -> None:
-    class Broken(FakeWorker):
+    class Broken(RpcWorker):
         def load_model(self) -> None:
             raise ValueError("file x is truncated")
 

@@ -17,8 +17,12 @@ from pegboard_plugins.loaders.gguf_config import gguf_config, gguf_generation_co
 from pegboard_plugins.loaders.gguf_metadata import read_gguf
 
 LLAMA3 = {
-    "rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 8192,
-}  # fmt: skip
+    "rope_type": "llama3",
+    "factor": 8.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 8192,
+}
 
 Write = Callable[..., dict[str, Any]]
 
@@ -46,7 +50,6 @@ def test_it_says_what_config_json_said(written: Write, tmp_path: Path, architect
         assert found[key] == expected[key], key
     assert found["rms_norm_eps"] == np.float32(expected["rms_norm_eps"])
     assert "rope_scaling" not in found
-    assert "partial_rotary_factor" not in found
 
 
 def test_mistral_files_are_llama_files(written: Write) -> None:
@@ -86,7 +89,6 @@ def test_rope_scaling(written: Write) -> None:
     assert written(metadata=yarn)["rope_scaling"] == {
         "rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 128,
     }  # fmt: skip
-    assert written(metadata={"llama.rope.dimension_count": 8})["partial_rotary_factor"] == 0.5
 
 
 def test_llama3_scaling_is_found_again_from_its_factors(written: Write) -> None:
@@ -121,6 +123,7 @@ def test_llama3_factors_are_those_of_transformers() -> None:
         ({"llama.context_length": "long"}, "context_length is 'long'"),
         ({"llama.expert_count": 8}, "mixture of experts"),
         ({"llama.attention.value_length": 8}, "keys of 16 and values of 8"),
+        ({"llama.rope.dimension_count": 8}, "rope.dimension_count is 8 of 16 per head; partial rope"),
     ],
 )
 def test_defects_are_named(written: Write, metadata: dict[str, Any], expected: str) -> None:

@@ -105,7 +105,7 @@ def test_keys_grow_without_hashing_twice() -> None:
 
 
 def test_a_placeholder_is_never_hashed() -> None:
-    with pytest.raises(Exception, match="integer|argument|range"):
+    with pytest.raises(Exception, match=r"integer|argument|range"):
         keys_of([1, 2, 3, -1])
 
 

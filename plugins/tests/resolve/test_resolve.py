@@ -107,7 +107,11 @@ def test_other_load_formats_need_only_the_configuration(tmp_path: Path) -> None:
         ({"model.safetensors": "x"}, "auto", "holds safetensors files but no config.json"),
         ({"config.json": "{", "model.safetensors": "x"}, "auto", "config.json: cannot be read as JSON"),
         ({"config.json": "[]", "model.safetensors": "x"}, "auto", "config.json: holds a list, expected an object"),
-        ({"config.json": "{}", "model.safetensors": "x", "generation_config.json": "3"}, "auto", "generation_config.json: holds a int"),
+        (
+            {"config.json": "{}", "model.safetensors": "x", "generation_config.json": "3"},
+            "auto",
+            "generation_config.json: holds a int",
+        ),
         ({"model.gguf": "GGUX" + "x" * 50}, "auto", "model.gguf: not a GGUF file: it starts with b'GGUX'"),
         ({"model.gguf": ""}, "auto", "model.gguf: not a GGUF file: 0 bytes"),
     ],
@@ -121,7 +125,7 @@ def test_unusable_folders_say_why(tmp_path: Path, files: dict[str, str], load_fo
 
 
 def test_unusable_files_say_why(checkpoint: Path, gguf_file: Path, tmp_path: Path) -> None:
-    with pytest.raises(ModelNotFound, match="give its folder, with config.json"):
+    with pytest.raises(ModelNotFound, match=r"give its folder, with config\.json"):
         resolve(str(checkpoint / "model.safetensors"))
     with pytest.raises(ModelNotFound, match="not a GGUF file"):
         resolve(str(checkpoint / "config.json"))
@@ -131,7 +135,9 @@ def test_unusable_files_say_why(checkpoint: Path, gguf_file: Path, tmp_path: Pat
     with pytest.raises(ModelNotFound, match="one of 2 parts of a split model; join them with"):
         resolve(str(part))
     foreign = write_gguf(checkpoint, tmp_path / "foo.gguf", metadata={"general.architecture": "foo"})
-    with pytest.raises(ModelNotFound, match=r"foo.gguf: GGUF architecture 'foo' is not supported \(supported: llama, qwen2, qwen3\)"):
+    with pytest.raises(
+        ModelNotFound, match=r"foo.gguf: GGUF architecture 'foo' is not supported \(supported: llama, qwen2, qwen3\)"
+    ):
         resolve(str(foreign))
 
 
@@ -244,7 +250,7 @@ class TestHub:
         source = resolve("org/tiny-GGUF/tiny.Q8_0.gguf", config(tokenizer="org/tiny-GGUF"))
         assert source is not None
         assert (source.loader, source.tokenizer) == ("gguf", "gguf")
-        with pytest.raises(ModelNotFound, match="has no file 'other.gguf'"):
+        with pytest.raises(ModelNotFound, match=r"has no file 'other\.gguf'"):
             resolve("org/tiny-GGUF/other.gguf")
 
     def test_a_repository_without_safetensors_says_how_to_name_a_gguf_file(self, tmp_path: Path) -> None:
@@ -254,7 +260,9 @@ class TestHub:
 
     @pytest.mark.parametrize("ref", ["org/absent", "org/absent/model.gguf"])
     def test_what_is_not_cached_says_what_to_do_offline(self, tmp_path: Path, ref: str) -> None:
-        with pytest.raises(ModelNotFound, match=r"'org/absent' is neither a local .* cache .*hub, and HF_HUB_OFFLINE is set. Download"):
+        with pytest.raises(
+            ModelNotFound, match=r"'org/absent' is neither a local .* cache .*hub, and HF_HUB_OFFLINE is set. Download"
+        ):
             resolve(ref)
 
     def test_a_hub_that_cannot_be_reached(self, monkeypatch: pytest.MonkeyPatch) -> None:

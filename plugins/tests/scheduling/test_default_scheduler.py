@@ -98,6 +98,21 @@ def test_the_threshold_leaves_room_for_the_next_prompt(driver_of: DriverOf) -> N
     assert driver.plan().num_scheduled_tokens == [6, 3]
 
 
+class SmallFirst(ChunkPolicy):
+    def chunk_tokens(self, request: Any, remaining: int, context: Any) -> int | None:
+        return 4 if context.step == 1 else None
+
+
+def test_an_older_prefill_leaves_a_token_to_each_request_behind_it(driver_of: DriverOf) -> None:
+    driver = driver_of(max_num_batched_tokens=10, parts={"chunk_policy": SmallFirst})
+    driver.add(make_request("a", range(60), 3), make_request("b", [1, 2], 9), make_request("c", [3], 9))
+    assert driver.plan().num_scheduled_tokens == [4, 2, 1]
+    driver.book()
+    for _ in range(5):
+        assert driver.plan().num_scheduled_tokens == [8, 1, 1]
+        driver.book()
+
+
 def test_a_slot_is_told_free_and_given_again_in_one_plan(driver_of: DriverOf) -> None:
     driver = driver_of(max_num_seqs=1)
     requests = [make_request(f"r{i}", [i + 1], 2) for i in range(3)]
@@ -197,6 +212,52 @@ def test_a_victim_may_have_been_planned_already(driver_of: DriverOf, depth: int)
     driver.run()
     assert driver.scheduler.stats().num_preemptions > 3
     assert driver.last["r0"].num_preemptions == 0, "the oldest is never a victim"
+    assert_right(driver, *requests)
+
+
+class AdmitAll(AdmissionPolicy):
+    def admit(self, request: Any, context: Any) -> Any:
+        return None
+
+
+def test_a_victim_s_planned_tokens_go_back_to_the_budget(driver_of: DriverOf) -> None:
+    driver = driver_of(4, 4, parts={"preemption_policy": OldestCandidate, "admission_policy": AdmitAll})
+    driver.add(*(make_request(f"r{i}", [i] * (4 if i == 2 else 1), 3) for i in range(4)))
+    driver.step()
+    driver.scheduler.planner.max_num_batched_tokens = 3  # type: ignore[attr-defined]
+    plan = driver.plan()  # r2 needs a block; r1, planned before it, gives way
+    assert plan.preempted_slots == [1]
+    assert plan.slots == [0, 2, 3]
+
+
+def test_victims_of_one_step_wait_in_order_of_arrival(driver_of: DriverOf) -> None:
+    driver = driver_of(6, 4, parts={"preemption_policy": OldestCandidate, "admission_policy": AdmitAll})
+    driver.add(
+        make_request("r0", [0] * 4, 12), *(make_request(f"r{i}", [i], 12) for i in range(1, 4)), make_request("r4", [4] * 8, 9)
+    )
+    driver.step()
+    assert len(driver.plan().preempted_slots) == 2, "r0 and r4 need a block each"
+    driver.book()
+    while not driver.plans[-1].new_requests:
+        driver.step()
+    assert [new.request_id for new in driver.plans[-1].new_requests] == ["r1", "r2"]
+
+
+class FourThenNone(ChunkPolicy):
+    def chunk_tokens(self, request: Any, remaining: int, context: Any) -> int:
+        return 4 if context.step == 1 else 0
+
+
+def test_a_request_that_was_put_off_and_then_preempted_is_not_planned(driver_of: DriverOf) -> None:
+    parts = {"preemption_policy": OldestCandidate, "admission_policy": AdmitAll, "chunk_policy": FourThenNone}
+    driver = driver_of(4, 4, depth=3, parts=parts)
+    requests = [make_request("r0", [1], 2), make_request("r1", range(8), 5), make_request("r2", [2, 3, 4], 5)]
+    driver.add(*requests)
+    driver.plan()
+    driver.plan()
+    plan = driver.plan()  # r0 waits for its last token, r1 is put off and gives way to r2, whose block is not free yet
+    assert (plan.slots, plan.preempted_slots) == ([], [1])
+    driver.run()
     assert_right(driver, *requests)
 
 

@@ -92,7 +92,9 @@ def test_every_pre_tokenizer_keeps_the_text(make: Make, pre: str) -> None:
         assert tokenizer.decode(tokenizer.encode(text)) == text
 
 
-@pytest.mark.parametrize(("pre", "expected"), [("from-the-future", "unknown pre-tokenizer 'from-the-future'"), (..., "names no pre")])
+@pytest.mark.parametrize(
+    ("pre", "expected"), [("from-the-future", "unknown pre-tokenizer 'from-the-future'"), (..., "names no pre")]
+)
 def test_an_unknown_pre_tokenizer_warns_and_falls_back(
     make: Make, caplog: pytest.LogCaptureFixture, pre: Any, expected: str
 ) -> None:

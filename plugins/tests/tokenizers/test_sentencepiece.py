@@ -15,7 +15,7 @@ from pegboard.testing.gguf_files import write_gguf
 from pegboard_plugins.tokenizers.gguf import GGUFTokenizer
 from pegboard_plugins.tokenizers.gguf_sentencepiece import merges_from_scores
 
-WORDS = "▁the ▁world ▁of ▁capital ▁France hello ▁hello ▁Paris ▁▁▁▁ ing ▁12 é ▁caf ▁café 日 本 日本".split()
+WORDS = ("▁the", "▁world", "▁of", "▁capital", "▁France", "hello", "▁hello", "▁Paris", "▁▁▁▁", "ing", "▁12", "é", "▁café", "日本")
 
 
 def vocabulary() -> dict[str, Any]:
@@ -120,7 +120,13 @@ def test_ids_are_those_of_transformers(tmp_path: Path) -> None:
     path = write(tmp_path)
     theirs = AutoTokenizer.from_pretrained(tmp_path, gguf_file=path.name)
     ours = GGUFTokenizer(ModelSource("spm", str(path), "gguf", "gguf", {}))
-    for text in (*TEXTS, "hello the world of café", "  the capital of France, Paris", "日本日 ing\n12", "<s>the</s> world<think>x"):
+    for text in (
+        *TEXTS,
+        "hello the world of café",
+        "  the capital of France, Paris",
+        "日本日 ing\n12",
+        "<s>the</s> world<think>x",
+    ):
         assert ours.encode(text) == theirs.encode(text), text
         assert ours.encode(text, False) == theirs.encode(text, add_special_tokens=False), text
         assert ours.decode(ours.encode(text)) == theirs.decode(theirs.encode(text), skip_special_tokens=True), text

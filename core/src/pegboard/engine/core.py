@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from pegboard.contracts.executor import ALL, Executor, Ranks
 from pegboard.contracts.scheduler import RequestStatus, Scheduler
 from pegboard.engine.errors import EngineDeadError
-from pegboard.engine.info import EngineInfo
+from pegboard.engine.info import EngineInfo, check_context
 from pegboard.engine.kv_sizing import kv_cache_config
 from pegboard.wire import EngineCoreOutput, EngineCoreRequest, ModelRunnerOutput, SchedulerOutput, SchedulerStats
 
@@ -41,10 +41,12 @@ class EngineCore:
     """
 
     def __init__(self, config: EngineConfig, composition: Composition) -> None:
-        """Raises what a worker raised (``WorkerError``), or ``EngineStartError`` when there is no room for a KV cache."""
+        """Raises ``ConfigError`` for a context that the model does not support, what a worker raised (``WorkerError``), or
+        ``EngineStartError`` when there is no room for a KV cache."""
         self.config = config
         self._failure: BaseException | str | None = None
         self._in_flight: deque[_InFlight] = deque()
+        check_context(config, composition.spec)
         hook = composition.host.hook
         self.executor: Executor = composition.create("executor")
         ending = _Ending(self.executor, hook)

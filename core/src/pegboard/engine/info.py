@@ -7,11 +7,20 @@ import logging
 import msgspec
 
 from pegboard.config import EngineConfig
+from pegboard.config.errors import ConfigError, Problem
 from pegboard.contracts.model import ModelSpec
 from pegboard.engine.errors import EngineStartError
 from pegboard.wire import KVCacheConfig
 
 log = logging.getLogger(__name__)
+
+
+def check_context(config: EngineConfig, spec: ModelSpec) -> None:
+    """Raise ``ConfigError`` when a longer context is asked for than the checkpoint supports (rope scaling applied)."""
+    if config.max_model_len is not None and config.max_model_len > spec.max_model_len:
+        message = f"{config.max_model_len} is more than the {spec.max_model_len} tokens that the checkpoint supports"
+        remedy = "lower it, or leave it out; a longer context needs rope scaling in the checkpoint's config.json"
+        raise ConfigError([Problem("max_model_len", message, remedy)])
 
 
 class EngineInfo(msgspec.Struct, frozen=True, kw_only=True):

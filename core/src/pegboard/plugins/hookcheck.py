@@ -37,7 +37,8 @@ def forgotten_markers(pm: pluggy.PluginManager, plugin: Any) -> list[str]:
     for hook in specified(pm):
         function = getattr(plugin, hook, None)
         own = inspect.isroutine(function) and getattr(function, "__module__", None) == getattr(plugin, "__name__", None)
-        if own and pm.parse_hookimpl_opts(plugin, hook) is None:
+        marked = pm.parse_hookimpl_opts(plugin, hook) is not None or pm.parse_hookspec_opts(plugin, hook) is not None
+        if own and not marked:
             names.append(hook)
     return sorted(names)
 

@@ -68,7 +68,7 @@ class Choices:
     def named(self, path: str, kind: str, name: str) -> tuple[Provider, str]:
         """The provider that the configuration names at ``path``. The error says where."""
         try:
-            return self.host.get(kind, name), f"named by {path}"
+            return self.host.get(kind, name), f"{path} = {name!r}"
         except PluginError as error:
             error.args = (f"{path}: {error}",)
             raise

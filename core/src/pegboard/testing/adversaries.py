@@ -1,4 +1,4 @@
-"""Policies that misbehave: they raise, lie and return nonsense, by a seeded draw per call. No engine may lose a request to them."""
+"""Policies that misbehave: they raise, lie and return nonsense, by a seeded draw per call. None may cost a request."""
 
 from __future__ import annotations
 

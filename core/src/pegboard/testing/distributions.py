@@ -17,6 +17,7 @@ import textwrap
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from types import ModuleType
 from typing import Final, Literal
 
 GROUP: Final = "pegboard"
@@ -93,9 +94,9 @@ def _record(files: Mapping[str, str], own: str) -> str:
     return "\n".join([*lines, f"{own},,"]) + "\n"
 
 
-def forget_modules(modules: Sequence[str]) -> None:
-    """Take modules and what is inside them out of ``sys.modules``, so that a later test imports them afresh."""
+def forget_modules(modules: Sequence[str]) -> dict[str, ModuleType]:
+    """Take modules and what is inside them out of ``sys.modules``, so that they are imported afresh. Returns what was there."""
     tops = {m.split(".")[0] for m in modules}
-    for loaded in [m for m in sys.modules if m.split(".")[0] in tops]:
-        del sys.modules[loaded]
+    taken = {m: sys.modules.pop(m) for m in list(sys.modules) if m.split(".")[0] in tops}
     importlib.invalidate_caches()
+    return taken

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from msgspec.msgpack import encode
 
 from pegboard.contracts.scheduler import RequestStatus, Scheduler
 from pegboard.testing.fakes import FakeRunner, NextToken
@@ -53,6 +56,16 @@ def expected_output(request: EngineCoreRequest, next_token: NextToken, max_len: 
             return token_ids[num_prompt:], FinishReason.LENGTH
 
 
+@dataclass(slots=True)
+class _InFlight:
+    """A plan whose result is outstanding. ``writes``: the (group, block) pairs that it writes."""
+
+    plan: SchedulerOutput
+    output: ModelRunnerOutput
+    writes: set[tuple[int, int]]
+    encoded: bytes
+
+
 class SchedulerDriver:
     """Plans until ``depth`` results are outstanding, then books the oldest. The runner computes each plan when it is made, as
     a worker that works through its plans in order would; only the results come late.
@@ -63,9 +76,7 @@ class SchedulerDriver:
 
     def __init__(self, scheduler: Scheduler, runner: FakeRunner, depth: int = 1, check: bool = True) -> None:
         self.scheduler, self.runner, self.depth, self.check = scheduler, runner, depth, check
-        self.in_flight: deque[tuple[SchedulerOutput, ModelRunnerOutput]] = deque()
-        self._writes: deque[set[tuple[int, int]]] = deque()
-        """Per plan in flight, the (group, block) pairs that it writes."""
+        self.in_flight: deque[_InFlight] = deque()
         self.tokens: dict[str, list[int]] = {}
         self.finished: dict[str, FinishReason] = {}
         self.last: dict[str, EngineCoreOutput] = {}
@@ -92,13 +103,12 @@ class SchedulerDriver:
         self._check()
         self.plans.append(plan)
         given = self._given_blocks(plan)
-        for writes in self._writes:
-            assert not given & writes, f"blocks {given & writes} are given away while a plan in flight writes them"
+        for step in self.in_flight:
+            assert not given & step.writes, f"blocks {given & step.writes} are given away while a plan in flight writes them"
         if not plan.empty or plan.has_state_changes:
             output = self.runner.execute_model(plan)
             if not plan.empty:
-                self.in_flight.append((plan, output))
-                self._writes.append(self.runner.mirror.written_blocks(plan))
+                self.in_flight.append(_InFlight(plan, output, self.runner.mirror.written_blocks(plan), encode(plan)))
         return plan
 
     def _given_blocks(self, plan: SchedulerOutput) -> set[tuple[int, int]]:
@@ -109,8 +119,9 @@ class SchedulerDriver:
 
     def book(self) -> list[EngineCoreOutput]:
         """Give the scheduler the oldest outstanding result."""
-        outputs = self.scheduler.update_from_output(*self.in_flight.popleft())
-        self._writes.popleft()
+        step = self.in_flight.popleft()
+        outputs = self.scheduler.update_from_output(step.plan, step.output)
+        assert encode(step.plan) == step.encoded, "a plan changed after it was made: it shares a list with the scheduler"
         for output in outputs:
             self._collect(output)
         self._check()

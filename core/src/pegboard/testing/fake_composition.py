@@ -7,6 +7,7 @@ from typing import Any
 
 from pegboard.config import EngineConfig
 from pegboard.contracts.model import ModelSpec
+from pegboard.plugins import PluginHost
 from pegboard.plugins.provider import accepted_arguments
 
 
@@ -24,13 +25,15 @@ def fake_spec(max_model_len: int = 1 << 20, vocab_size: int = 1000) -> ModelSpec
 
 
 class FakeComposition:
-    """``parts`` maps kinds to classes or factories; like the real one, each gets by name what it accepts."""
+    """``parts`` maps kinds to classes or factories; like the real one, each gets by name what it accepts. Its host has no
+    plugins."""
 
     def __init__(
         self, config: EngineConfig, parts: Mapping[str, Callable[..., Any]], spec: ModelSpec | None = None, **several: list[Any]
     ) -> None:
         self.config, self.parts, self.spec = config, dict(parts), spec or fake_spec()
         self.several = several
+        self.host = PluginHost.load(discovery=False)
 
     def create(self, kind: str, **available: Any) -> Any:
         offered = {"config": self.config, "composition": self, "spec": self.spec, "options": None, **available}

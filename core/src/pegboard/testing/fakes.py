@@ -6,10 +6,11 @@ import zlib
 from array import array
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
+from functools import partial
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from pegboard.contracts.executor import ALL, Executor, ExecutorFailed, Ranks, WorkerError
-from pegboard.contracts.worker import Worker, check_method, rpc
+from pegboard.contracts.worker import Worker, resolve_method
 from pegboard.testing.mirror import MirrorWorker
 from pegboard.wire import (
     GrammarOutput,
@@ -133,7 +134,7 @@ class FakeRunner:
                     self._cache[group, destination] = list(self._cache[group, source])
 
 
-class FakeWorker(Worker):
+class RunnerWorker(Worker):
     """A worker around ``FakeRunner``: boots in all six phases and answers every declared method of the step."""
 
     runner: FakeRunner
@@ -142,46 +143,38 @@ class FakeWorker(Worker):
         super().__init__(config, composition, world)
         self.calls: list[str] = []
 
-    @rpc("lifecycle")
     def init_device(self) -> None:
         self.calls.append("init_device")
 
-    @rpc("lifecycle")
     def load_model(self) -> None:
         self.calls.append("load_model")
 
-    @rpc("lifecycle")
     def compile_or_warm_up(self) -> None:
         self.calls.append("compile_or_warm_up")
 
-    @rpc("memory")
     def determine_available_memory(self) -> MemoryReport:
         self.calls.append("determine_available_memory")
         return MemoryReport(weights=0, activations=0, resident=0, available=1 << 20, reason="a fake worker's 1 MiB")
 
-    @rpc("memory")
     def get_kv_cache_specs(self) -> dict[str, KVCacheSpec]:
         size = self.config.kv_cache.block_size
         return {"layers.0": KVCacheSpec(block_size=size, num_kv_heads=1, head_size=8, dtype="float32")}
 
-    @rpc("memory")
     def initialize_cache(self, kv_config: KVCacheConfig) -> None:
         self.calls.append("initialize_cache")
         limits = self.config.scheduler
         mirror = MirrorWorker(kv_config, max_num_seqs=limits.max_num_seqs, max_num_batched_tokens=limits.max_num_batched_tokens)
         self.runner = FakeRunner(mirror, hash_model(self.composition.spec.vocab_size))
 
-    @rpc("step")
     def execute_model(self, plan: SchedulerOutput) -> ModelRunnerOutput | None:
         return self.runner.execute_model(plan)
 
-    @rpc("step")
     def sample_tokens(self, grammar: GrammarOutput | None) -> ModelRunnerOutput:
         raise RuntimeError("a fake worker samples in execute_model")
 
 
 class FakeExecutor(Executor):
-    """One fake worker, called directly. Choose it as ``executor.name = "pegboard.testing.fakes:FakeExecutor"``.
+    """One ``RunnerWorker``, called directly. Choose it as ``executor.name = "pegboard.testing.fakes:FakeExecutor"``.
 
     ``executor.worker.runner`` is where a test sets ``next_token`` or ``fail_rows``. ``fail(error)`` makes it fail for good.
     """
@@ -194,7 +187,7 @@ class FakeExecutor(Executor):
         return self.concurrent_batches
 
     def _init_executor(self) -> None:
-        self.worker = FakeWorker(self.config, self.composition, self.world)
+        self.worker = RunnerWorker(self.config, self.composition, self.world)
         self._callbacks: list[Callable[[BaseException], None]] = []
         self._failure: BaseException | None = None
         self.collective_rpc("init_device")
@@ -210,14 +203,11 @@ class FakeExecutor(Executor):
         non_block: bool = False,
         ranks: Ranks = ALL,
     ) -> Any:
-        if isinstance(method, str):
-            check_method(type(self.worker), method)
+        call = resolve_method(self.worker, method) if isinstance(method, str) else partial(method, self.worker)
         future: Future[list[Any]] = Future()
         try:
             self.check_health()
-            call = getattr(self.worker, method) if isinstance(method, str) else method
-            call_args = args if isinstance(method, str) else (self.worker, *args)
-            replies = [call(*call_args, **(kwargs or {}))]
+            replies = [call(*args, **(kwargs or {}))]
             future.set_result(replies if ranks == ALL else [replies[rank] for rank in ranks])
         except ExecutorFailed as error:
             future.set_exception(error)

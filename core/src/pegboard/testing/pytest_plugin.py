@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
@@ -33,6 +34,7 @@ def plugin_factory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[
     from pegboard.testing.distributions import forget_modules, write_distribution
 
     written: list[WrittenDistribution] = []
+    hidden: dict[str, Any] = {}
 
     def install(
         source: str,
@@ -47,9 +49,13 @@ def plugin_factory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[
         folder = folder or tmp_path / "sites" / str(len(written))
         points = {entry_point or name: module}
         distribution = write_distribution(folder, name, {module: source}, points, **options)
+        taken = forget_modules([module])
+        if not any(module in earlier.modules for earlier in written):
+            hidden.update(taken)  # imported by the tests from elsewhere: theirs again afterwards
         written.append(distribution)
         monkeypatch.syspath_prepend(str(folder))
         return distribution
 
     yield install
     forget_modules([m for distribution in written for m in distribution.modules])
+    sys.modules.update(hidden)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 import numpy as np
@@ -10,6 +11,9 @@ import torch
 from .cache_layout import run_index
 from .plan import RowSet, Shape, tile_width
 from .workspace import Workspace
+
+MASK_SIZE = 1 << 18
+"""Numbers in the largest mask that is written out for every head of a group."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,7 +31,7 @@ class Tile:
     out: torch.Tensor
     """[N * kv heads, (b - a) * group size, head size]."""
     masked: torch.Tensor | None
-    """The part of ``scores`` where something is hidden, [N, kv heads, b - a, group size, columns]."""
+    """The part of ``scores`` where something is hidden: [N, kv heads, …, columns]."""
     mask: torch.Tensor | None
     """0 or minus infinity, broadcast over ``masked``."""
 
@@ -50,7 +54,9 @@ class RowGroup:
     ) -> None:
         """``query`` and ``out`` are this group's part of the section's buffers: [N, kv heads, query len, group size, head size]."""
         self._device = block_table.device
-        num_blocks = int(rows.num_blocks.max())
+        # Scores are softmaxed in whole vectors: a ragged end costs several times the columns that it spares.
+        self._columns = max(64 // query.dtype.itemsize, 1)
+        num_blocks = _round_up(int(rows.num_blocks.max()), self._columns // math.gcd(self._columns, shape.block_size))
         heads, width = shape.num_kv_heads, num_blocks * shape.block_size
         self._runs = run_index(self._blocks(rows, num_blocks, block_table), heads)
         gathered = workspace.view("gathered", query.dtype, 2, len(rows), heads, width, shape.head_size)
@@ -87,12 +93,12 @@ class RowGroup:
         Only the tail of a row's last block is such a place, but a row's only block is also what pads it.
         """
         kept = rows.kv_len - rows.first_block * shape.block_size
-        if (kept == kept[0]).all():
-            return None  # The tiles end at the last token.
-        offset = np.arange(num_blocks)
-        block = np.where(offset < rows.num_blocks[:, None], offset, 0)
-        position = block[:, :, None] * shape.block_size + np.arange(shape.block_size)
-        row, slot = np.nonzero(position.reshape(len(rows), -1) >= kept[:, None])
+        used = _round_up(int(kept.max()), self._columns)
+        if (kept == used).all():
+            return None
+        slot = np.arange(used)
+        position = np.where(slot < (rows.num_blocks * shape.block_size)[:, None], slot, slot % shape.block_size)
+        row, slot = np.nonzero(position >= kept[:, None])
         width = num_blocks * shape.block_size
         heads = np.arange(shape.num_kv_heads)[:, None]
         values = ((np.arange(2)[:, None, None] * len(rows) + row) * shape.num_kv_heads + heads) * width + slot
@@ -110,26 +116,31 @@ class RowGroup:
             b = min(a + step, query_len)
             # Padded queries repeat the row's last one.
             at = first[:, None] + np.minimum(np.arange(a, b), rows.query_len[:, None] - 1)
-            high = int(at.max()) + 1
+            high = _round_up(int(at.max()) + 1, self._columns)
             low = 0 if shape.sliding_window is None else max(int(at.min()) - shape.sliding_window + 1, 0)
+            low -= low % self._columns
             scores = workspace.view("scores", query.dtype, size * heads, (b - a) * group, high - low)
-            begin, mask = self._mask(at, low, high, shape.sliding_window, query.dtype)
+            begin, mask = self._mask(at, low, high, group, shape.sliding_window, query.dtype)
             yield Tile(
                 query=query[:, a * group : b * group],
                 key_t=key[:, low:high].transpose(1, 2),
                 value=value[:, low:high],
                 scores=scores,
                 out=out[:, a * group : b * group],
-                masked=None if mask is None else scores.view(size, heads, b - a, group, high - low)[..., begin - low :],
+                masked=None if mask is None else scores.view(size, heads, *mask.shape[2:-1], high - low)[..., begin - low :],
                 mask=mask,
             )
 
     def _mask(
-        self, at: np.ndarray, low: int, high: int, window: int | None, dtype: torch.dtype
+        self, at: np.ndarray, low: int, high: int, group: int, window: int | None, dtype: torch.dtype
     ) -> tuple[int, torch.Tensor | None]:
-        """First column where something is hidden, and [N, 1, queries, 1, columns] from there; ``at`` [N, queries] positions."""
+        """First column where something is hidden and the mask from there, for queries at positions ``at`` [N, queries].
+
+        The mask is [N, 1, queries, 1, columns], or with the group written out [N, 1, queries * group, columns] if that is small:
+        fewer dimensions are added faster.
+        """
         outside_window = window is not None and int(at.max()) - window >= low
-        begin = low if outside_window else int(at.min()) + 1
+        begin = low if outside_window else (int(at.min()) + 1) // self._columns * self._columns
         if begin >= high:
             return high, None
         key = np.arange(begin, high)
@@ -138,7 +149,13 @@ class RowGroup:
             hidden |= key <= at[:, :, None] - window
         mask = torch.zeros(hidden.shape, dtype=dtype, device=self._device)
         mask.masked_fill_(self._to_device(hidden), float("-inf"))
-        return begin, mask.unsqueeze(2).unsqueeze(1)
+        if mask.numel() * group > MASK_SIZE:
+            return begin, mask.unsqueeze(2).unsqueeze(1)
+        return begin, mask.repeat_interleave(group, 1).unsqueeze(1)
 
     def _to_device(self, array: np.ndarray) -> torch.Tensor:
         return torch.from_numpy(np.ascontiguousarray(array)).to(self._device)
+
+
+def _round_up(value: int, multiple: int) -> int:
+    return -(-value // multiple) * multiple

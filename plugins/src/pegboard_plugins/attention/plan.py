@@ -20,6 +20,9 @@ GROUP_BYTES = 2 << 20
 PADDING_BLOCKS = 48
 """Blocks of padding that cost as much as the fixed cost of one more group."""
 
+EXACT_KEYS = 320
+"""Decode rows with so few keys in all are computed in float32: the product of small matrices costs less than its bfloat16 set-up."""
+
 TILE_SCORES = 2 << 20
 """Most scores (numbers, all heads) of one tile of queries, unless that makes the tile narrower than ``MIN_TILE``."""
 

@@ -6,6 +6,7 @@ import numpy as np
 import torch
 
 from .group import RowGroup
+from . import plan
 from .plan import RowSet, Shape, groups
 from .workspace import Workspace
 
@@ -17,8 +18,10 @@ class Section:
         self, rows: RowSet, block_table: torch.Tensor, shape: Shape, workspace: Workspace, dtype: torch.dtype, cache_dtype: torch.dtype
     ) -> None:
         """``dtype`` is the type in which attention computes, ``cache_dtype`` that of the cache."""
-        parts = groups(rows, shape)
         query_len = int(rows.query_len.max())
+        if query_len == 1 and len(rows) * int(rows.num_blocks.max()) * shape.block_size <= plan.EXACT_KEYS:
+            dtype = torch.float32
+        parts = groups(rows, shape)
         heads, group = shape.num_kv_heads, shape.num_heads // shape.num_kv_heads
         dims = (len(rows), heads, query_len, group, shape.head_size)
         query = workspace.view("query", dtype, *dims)

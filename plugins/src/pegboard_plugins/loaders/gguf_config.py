@@ -124,14 +124,14 @@ def _rope(file: GGUFFile, keys: _Keys, head_dim: int) -> dict[str, Any]:
     config: dict[str, Any] = {"rope_theta": base}
     rotary = keys.count("rope.dimension_count", head_dim)
     if rotary != head_dim:
-        config["partial_rotary_factor"] = rotary / head_dim
+        raise WeightsError(f"{file.path}: rope.dimension_count is {rotary} of {head_dim} per head; partial rope is not supported")
     kind = keys.get("rope.scaling.type")
     if kind is None and keys.get("rope.scale_linear", 1.0) != 1.0:  # how files of 2023 say it
         kind = "linear"
     if kind not in (None, "none"):
         config["rope_scaling"] = _scaling(keys, kind)
     elif "rope_freqs.weight" in file.tensors:
-        config |= _llama3_scaling(file, keys, base, rotary)
+        config |= _llama3_scaling(file, keys, base, head_dim)
     return config
 
 
@@ -151,11 +151,11 @@ def _scaling(keys: _Keys, kind: str) -> dict[str, Any]:
     return scaling
 
 
-def _llama3_scaling(file: GGUFFile, keys: _Keys, base: float, rotary: int) -> dict[str, Any]:
+def _llama3_scaling(file: GGUFFile, keys: _Keys, base: float, head_dim: int) -> dict[str, Any]:
     """Llama 3's rope scaling. GGUF keeps the resulting factor of each frequency, not the rule; it is found again and verified."""
     info = file.tensors["rope_freqs.weight"]
-    if info.type is not GGMLQuantizationType.F32 or info.shape != (rotary // 2,):
-        raise WeightsError(f"{file.path}: rope_freqs.weight is {info.type.name} {info.shape}, expected F32 ({rotary // 2},)")
+    if info.type is not GGMLQuantizationType.F32 or info.shape != (head_dim // 2,):
+        raise WeightsError(f"{file.path}: rope_freqs.weight is {info.type.name} {info.shape}, expected F32 ({head_dim // 2},)")
     with open(file.path, "rb") as stream:
         stream.seek(info.offset)
         factors = np.frombuffer(stream.read(info.nbytes), np.float32)
@@ -168,7 +168,7 @@ def _llama3_scaling(file: GGUFFile, keys: _Keys, base: float, rotary: int) -> di
         "high_freq_factor": _LLAMA3_HIGH,
         "original_max_position_embeddings": int(keys.get("rope.scaling.original_context_length", _LLAMA3_CONTEXT)),
     }
-    if not np.allclose(llama3_factors(base, rotary, scaling), factors, rtol=1e-4):
+    if not np.allclose(llama3_factors(base, head_dim, scaling), factors, rtol=1e-4):
         raise WeightsError(f"{file.path}: rope_freqs.weight does not follow Llama 3's rule; its rope scaling is not supported")
     return {"rope_scaling": scaling}
 

@@ -19,12 +19,15 @@ from pegboard.contracts.weight_loader import WeightHandle, WeightLoader, Weights
 from pegboard_plugins.loaders.gguf_metadata import GGUFFile, TensorInfo, read_gguf
 from pegboard_plugins.loaders.gguf_names import NOT_WEIGHTS, hf_name, row_order
 
-_STORED = {
-    GGMLQuantizationType.F32: torch.float32,
-    GGMLQuantizationType.F16: torch.float16,
-    GGMLQuantizationType.BF16: torch.bfloat16,
-    GGMLQuantizationType.F64: torch.float64,
+_STORED: dict[GGMLQuantizationType, tuple[torch.dtype, type[np.generic]]] = {
+    GGMLQuantizationType.F32: (torch.float32, np.float32),
+    GGMLQuantizationType.F16: (torch.float16, np.float16),
+    GGMLQuantizationType.BF16: (torch.bfloat16, np.int16),
+    GGMLQuantizationType.F64: (torch.float64, np.float64),
 }
+"""Types that hold values, not blocks, as torch types and as what numpy moves them about as. The work is done in numpy: threads of
+torch for copies of this size cost more than they save."""
+_DEQUANTISED = (torch.float32, np.float32)
 _CHUNK_BYTES = 2 << 20
 """Most bytes read from the file at once: what a tensor needs beyond its own result."""
 _RUN_BLOCKS = 128
@@ -99,7 +102,8 @@ class GGUFHandle:
     def __init__(self, name: str, info: TensorInfo, reader: _Reader, order: npt.NDArray[np.int64] | None) -> None:
         self.name = name
         self.shape = info.shape
-        self.dtype = str(_STORED.get(info.type, torch.float32)).removeprefix("torch.")
+        self._torch_dtype, self._numpy_dtype = _STORED.get(info.type, _DEQUANTISED)
+        self.dtype = str(self._torch_dtype).removeprefix("torch.")
         self._info = info
         self._reader = reader
         self._order = order
@@ -108,8 +112,7 @@ class GGUFHandle:
 
     def read(self) -> torch.Tensor:
         """The whole tensor, in memory of its own."""
-        data = self._read_rows(0, self._rows, slice(None)).reshape(self.shape)
-        return data if self._order is None else data[torch.from_numpy(self._order)]
+        return self._tensor(self._read_all())
 
     def read_slice(self, dim: int, start: int, length: int) -> torch.Tensor:
         """Part of it along ``dim``. Along the first only those rows are read; along the last, all rows, to keep the columns."""
@@ -117,15 +120,23 @@ class GGUFHandle:
         if dim < 0 or start < 0 or length < 0 or start + length > self.shape[dim]:
             raise ValueError(f"{self.name} of shape {self.shape} has no slice of {length} from {start} along dimension {dim}")
         if length == 0:
-            return torch.empty([0 if i == dim else n for i, n in enumerate(self.shape)], dtype=getattr(torch, self.dtype))
+            return torch.empty([0 if i == dim else n for i, n in enumerate(self.shape)], dtype=self._torch_dtype)
         if dim == 0 and len(self.shape) > 1:
-            return self._read_first(start, length)
+            return self._tensor(self._read_first(start, length))
         if dim == len(self.shape) - 1 and self._order is None:
             data = self._read_rows(0, self._rows, slice(start, start + length))
-            return data.reshape(*self.shape[:-1], length)
-        return self.read().narrow(dim, start, length).clone()
+            return self._tensor(data.reshape(*self.shape[:-1], length))
+        index = [slice(None)] * dim + [slice(start, start + length)]
+        return self._tensor(self._read_all()[tuple(index)].copy())
 
-    def _read_first(self, start: int, length: int) -> torch.Tensor:
+    def _tensor(self, data: npt.NDArray[Any]) -> torch.Tensor:
+        return torch.from_numpy(data).view(self._torch_dtype)
+
+    def _read_all(self) -> npt.NDArray[Any]:
+        data = self._read_rows(0, self._rows, slice(None)).reshape(self.shape)
+        return data if self._order is None else data[self._order]
+
+    def _read_first(self, start: int, length: int) -> npt.NDArray[Any]:
         """Items ``start`` … of the first dimension. Reordering stays inside a head, so at most a head too much is read."""
         inner = self._rows // self.shape[0]
         if self._order is None:
@@ -133,30 +144,25 @@ class GGUFHandle:
         wanted = self._order[start : start + length]
         first, last = int(wanted.min()), int(wanted.max())
         found = self._read_rows(first * inner, (last + 1 - first) * inner, slice(None))
-        return found.reshape(-1, *self.shape[1:])[torch.from_numpy(wanted - first)]
+        return found.reshape(-1, *self.shape[1:])[wanted - first]
 
-    def _read_rows(self, first: int, count: int, columns: slice) -> torch.Tensor:
-        """Rows of the file's own order as a (count, columns) tensor, read and dequantised a few megabytes at a time."""
+    def _read_rows(self, first: int, count: int, columns: slice) -> npt.NDArray[Any]:
+        """Rows of the file's own order as a (count, columns) array, read and dequantised a few megabytes at a time."""
         width = len(range(*columns.indices(self._columns)))
-        result = torch.empty(count, width, dtype=getattr(torch, self.dtype))
+        result = np.empty((count, width), self._numpy_dtype)
         row_bytes = self._info.row_bytes
         step = max(1, _CHUNK_BYTES // row_bytes)
         for start in range(0, count, step):
             rows = min(step, count - start)
             raw = self._reader.read(self._info.offset + (first + start) * row_bytes, rows * row_bytes)
-            values = _decode(raw, self._info.type).reshape(rows, self._columns)
-            result[start : start + rows] = values[:, columns]
+            values = raw.view(self._numpy_dtype) if self._info.type in _STORED else _dequantise(raw, self._info.type)
+            result[start : start + rows] = values.reshape(rows, self._columns)[:, columns]
         return result
 
 
-def _decode(raw: npt.NDArray[np.uint8], kind: GGMLQuantizationType) -> torch.Tensor:
-    """Bytes of whole blocks as a flat tensor."""
-    stored = _STORED.get(kind)
-    if stored is not None:
-        return torch.from_numpy(raw).view(stored)
+def _dequantise(raw: npt.NDArray[np.uint8], kind: GGMLQuantizationType) -> npt.NDArray[np.float32]:
+    """Bytes of whole blocks as a flat array."""
     size = GGML_QUANT_SIZES[kind][1]
-    blocks = len(raw) // size
-    even = blocks // _RUN_BLOCKS * _RUN_BLOCKS
-    parts = [raw[: even * size].reshape(-1, _RUN_BLOCKS * size), raw[even * size :].reshape(1, -1)]
-    found = [torch.from_numpy(dequantize(part, kind).reshape(-1)) for part in parts if part.size]
-    return found[0] if len(found) == 1 else torch.cat(found)
+    even = len(raw) // size // _RUN_BLOCKS * _RUN_BLOCKS * size
+    parts = [raw[:even].reshape(-1, _RUN_BLOCKS * size), raw[even:].reshape(1, -1)]
+    return np.concatenate([dequantize(part, kind).reshape(-1) for part in parts if part.size])

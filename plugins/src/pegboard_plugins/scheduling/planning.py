@@ -124,6 +124,8 @@ class Planner:
     def drop_row(self, request: Request) -> None:
         """Take what this plan holds of a request that is about to be preempted back out."""
         plan, slot = self.plan, request.slot
+        if self._put_off is request:
+            self._put_off = None
         if slot in plan.slots:
             row = plan.slots.index(slot)
             self.budget += plan.num_scheduled_tokens[row]
@@ -135,10 +137,15 @@ class Planner:
                 del slots[at], values[at]
 
     def _put_back(self) -> None:
-        """Preempted requests wait in the order of their arrival, before all others where the queue lets them."""
+        """Preempted requests wait in the order of their arrival, those of earlier steps among them, before all others where
+        the queue lets them."""
         self.state.drop_stopped()
-        for request in sorted(self.preempted, key=lambda r: r.arrival, reverse=True):
-            self.state.waiting.prepend(request)
+        waiting = self.state.waiting
+        earlier = self._preempted_waiting()
+        for request in earlier:
+            waiting.remove(request)
+        for request in sorted(earlier + self.preempted, key=lambda r: r.arrival, reverse=True):
+            waiting.prepend(request)
 
     # -- waiting requests ----------------------------------------------------------------------------------------------
 

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from pegboard.contracts.tokenizer import ChatTemplateError
+from pegboard.contracts.tokenizer import ChatTemplateError, NoChatTemplate
 from pegboard_plugins.tokenizers.chat_messages import plain, prepare_messages
 
 if TYPE_CHECKING:
@@ -69,7 +69,7 @@ class ChatTemplates:
             raise ChatTemplateError(
                 f"the model has chat templates named {', '.join(sorted(self._named))} but no default; {HOW_TO_GIVE}"
             )
-        raise ChatTemplateError(f"the model has no chat template; {HOW_TO_GIVE}")
+        raise NoChatTemplate(f"the model has no chat template; {HOW_TO_GIVE}")
 
 
 def _read_override(value: str) -> str:

@@ -16,6 +16,7 @@ DEFAULT_CPU_BUDGET = 512 << 20
 """Most that a KV cache takes on a CPU when nothing is said, unless one full-length request needs more."""
 
 _UNLIMITED = 1 << 60
+_M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3  # mallopt(3)
 _CGROUP_V2 = Path("/sys/fs/cgroup")
 _CGROUP_V1 = Path("/sys/fs/cgroup/memory")
 
@@ -49,6 +50,18 @@ def trim_heap() -> None:
     """Give freed pages back to the system (glibc; elsewhere nothing happens). Loading and measuring leave much of them."""
     with contextlib.suppress(OSError, AttributeError):
         ctypes.CDLL(None).malloc_trim(0)
+
+
+def keep_freed_pages() -> None:
+    """Have malloc keep freed memory for the next step (glibc; elsewhere nothing happens).
+
+    By default it returns large pieces to the system at once and gets them back, page fault by page fault, in every layer:
+    measured at about a fifth of a second for a prefill of 4096 tokens of a 135M model. ``trim_heap`` still empties it.
+    """
+    with contextlib.suppress(OSError, AttributeError):
+        libc = ctypes.CDLL(None)
+        libc.mallopt(_M_MMAP_THRESHOLD, 32 << 20)  # the largest that glibc takes
+        libc.mallopt(_M_TRIM_THRESHOLD, 128 << 20)
 
 
 def host_memory() -> tuple[int, int]:

@@ -54,6 +54,8 @@ class StandardWorker(Worker):
         self.composition.host.hook.worker_starting(context=self._context())
         threads = threads_per_worker(self.config.executor.num_threads, self.world.size)
         self.device = self.platform.set_device(self.world.local_rank, threads)
+        if self.device.type == "cpu":
+            memory.keep_freed_pages()
         self._dtype_name = resolve_dtype(self.config.dtype, self.composition.spec.dtype, self.platform)
         self.dtype = getattr(torch, self._dtype_name)
         self.extensions.update(self.composition.create_all("worker_extension"))
@@ -192,6 +194,7 @@ class StandardWorker(Worker):
             self.runner.cache.release()
         if level == 2:
             self.runner.model = None  # type: ignore[assignment]
+        gc.collect()
         self._tidy()
 
     @torch.inference_mode()
@@ -280,8 +283,7 @@ class StandardWorker(Worker):
             torch.cuda.reset_peak_memory_stats(self.device)
 
     def _tidy(self) -> None:
-        """Give back what is free, so that memory in use means what it says."""
-        gc.collect()
+        """Give back what is free, so that memory in use means what it says. (Collecting garbage takes a third of a second.)"""
         memory.trim_heap()
         if hasattr(self, "device") and self.device.type == "cuda":
             torch.cuda.empty_cache()

