@@ -34,7 +34,7 @@ def measure(engine: LLMEngine, steps: int) -> dict[str, float]:
         walls.append(time.perf_counter() - began)
     (inside,) = engine.collective_rpc("record_timings", (False,))
     step = sum(walls) / steps
-    forward, sampler = inside["forward"] / steps, inside["sampler"] / steps
+    forward, sampler = inside["forward"] / steps, inside["sample"] / steps
     return {
         "step_ms": round(1e3 * step, 3),
         "step_ms_p50": round(1e3 * statistics.median(walls), 3),

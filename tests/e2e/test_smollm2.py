@@ -7,6 +7,7 @@ import json
 import os
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -82,19 +83,24 @@ def pegboard(*arguments: str, stdin: str = "") -> tuple[int, str, str, int]:
     """Exit status, stdout, stderr and peak resident bytes of ``pegboard ARGUMENTS``."""
     command = [sys.executable, "-m", "pegboard.entrypoints.cli.main", *arguments]
     environment = {k: v for k, v in os.environ.items() if not k.startswith("PEGBOARD_")}
-    with subprocess.Popen(
-        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment
-    ) as process:
-        out, err = process.communicate(stdin, timeout=240)
-    return process.returncode, out, err, 0
+    with tempfile.TemporaryFile("w+") as given, tempfile.TemporaryFile("w+") as out, tempfile.TemporaryFile("w+") as err:
+        given.write(stdin)
+        given.seek(0)
+        process = subprocess.Popen(command, stdin=given, stdout=out, stderr=err, env=environment)
+        _, status, usage = os.wait4(process.pid, 0)
+        process.returncode = os.waitstatus_to_exitcode(status)
+        out.seek(0)
+        err.seek(0)
+        return process.returncode, out.read(), err.read(), usage.ru_maxrss << 10
 
 
 def test_generate_knows_the_capital_of_france() -> None:
-    status, out, err, _ = pegboard("generate", "smollm2", "--prompt", "What is the capital of France?")
+    status, out, err, peak = pegboard("generate", "smollm2", "--prompt", "What is the capital of France?")
     assert status == 0, err
     assert "Paris" in out
     assert "tok/s" in err
     assert "Traceback" not in err
+    assert peak < 1.2e9, f"{peak / 1e6:.0f} MB"
 
 
 def test_generate_as_json() -> None:
@@ -106,12 +112,13 @@ def test_generate_as_json() -> None:
 
 
 def test_chat_remembers_until_reset() -> None:
-    lines = ["My name is Alice.", "What is my name?", "/reset", "What is my name?", "/exit"]
-    status, out, err, _ = pegboard("chat", "smollm2", "--max-tokens", "24", stdin="\n".join(lines) + "\n")
+    lines = ["Name a colour.", "Name another.", "/reset", "Name a colour.", "/exit", "never read"]
+    status, out, err, _ = pegboard("chat", "smollm2", "--timing", "--max-tokens", "12", stdin="\n".join(lines) + "\n")
     assert status == 0, err
-    before, after = out.split("\n", 1)[1], out
-    assert "Alice" in before
-    assert len(after) > len(before)
+    first, second, again = (int(line.rsplit("prompt ", 1)[1].split()[0]) for line in err.splitlines() if "tok/s" in line)
+    assert first == again < second
+    assert out.count("\n") >= 3
+    assert out.startswith(out.rstrip("\n").rsplit("\n", 1)[1][:5]), "the same question is answered the same way after /reset"
 
 
 @pytest.mark.parametrize(

@@ -5,12 +5,16 @@ from __future__ import annotations
 import argparse
 import io
 import json
+import os
+import signal
 from collections.abc import Callable
 from typing import Any
 
 import pytest
 
+from pegboard.contracts.tokenizer import NoChatTemplate
 from pegboard.entrypoints.cli import chat_cmd, generate_cmd, report, streaming
+from pegboard.wire import SamplingParams
 
 Run = Callable[..., tuple[int, str, str]]
 
@@ -20,7 +24,7 @@ def cli(make_engine: Any, monkeypatch: pytest.MonkeyPatch, capsys: Any) -> Run:
     """``cli(what the model says, arguments, stdin)`` gives exit status, stdout and stderr."""
 
     def run(said: list[str], arguments: list[str], stdin: str = "", **facts: Any) -> tuple[int, str, str]:
-        monkeypatch.setattr(streaming, "_ids", iter(range(100)))
+        monkeypatch.setattr(streaming, "_ids", (f"cli-{i}" for i in range(100)))
         script = {f"cli-{i}": line for i, line in enumerate(said)}
         monkeypatch.setattr(report, "start_engine", lambda args: make_engine(script, **facts))
         monkeypatch.setattr("sys.stdin", io.StringIO(stdin))
@@ -67,6 +71,19 @@ def test_generate_uses_the_chat_template_unless_raw(cli: Run) -> None:
     chat = json.loads(cli(["a"], ["generate", "--json", "-p", "x"])[1])
     raw = json.loads(cli(["a"], ["generate", "--json", "-p", "x", "--raw"])[1])
     assert chat["prompt_tokens"] > raw["prompt_tokens"] == 1
+
+
+def test_generate_without_a_chat_template(cli: Run, letters: Any) -> None:
+    class Plain(letters):  # type: ignore[misc, valid-type]
+        def apply_chat_template(self, *_: Any, **__: Any) -> list[int]:
+            raise NoChatTemplate("the model has no chat template; give one")
+
+    status, out, _ = cli(["ab"], ["generate", "-p", "x"], tokenizer=Plain())
+    assert (status, out) == (0, "ab\n")
+    for option in (["--chat"], ["--system", "be kind"]):
+        status, out, err = cli(["ab"], ["generate", "-p", "x", *option], tokenizer=Plain())
+        assert (status, out) == (2, "")
+        assert "no chat template" in err
 
 
 @pytest.mark.parametrize(
@@ -123,6 +140,25 @@ def test_chat_answers_line_by_line_and_remembers(cli: Run, monkeypatch: pytest.M
     first, second, reset, system = prompts
     assert first == reset < second
     assert system == first + len("system: be kind\n")
+
+
+def test_ctrl_c_stops_the_answer_and_nothing_else(make_engine: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(streaming, "_ids", iter(["first", "second"]))
+    engine = make_engine({"first": "abcdefghi", "second": "xyz"})
+    step, shown = engine.step, []
+
+    def interrupted_step() -> Any:
+        if len(shown) == 2:
+            os.kill(os.getpid(), signal.SIGINT)
+        return step()
+
+    monkeypatch.setattr(engine, "step", interrupted_step)
+    params = SamplingParams(max_tokens=20)
+    answer = streaming.stream(engine, "hi", params, shown.append)
+    assert (answer.text, answer.interrupted, answer.finish_reason) == ("abc", True, "abort")
+    assert engine.stats().num_running == 0
+    monkeypatch.setattr(engine, "step", step)
+    assert streaming.stream(engine, "hi", params, shown.append).text == "xyz"
 
 
 def test_chat_commands_explain_themselves(cli: Run) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import weakref
+from concurrent.futures import Future
 from types import SimpleNamespace
 from typing import Any
 
@@ -183,6 +184,30 @@ def test_a_failing_step_ends_everything_with_the_root_cause(make_engine: Any, ex
         with pytest.raises(EngineDeadError, match="no room left"):
             call()
     engine.shutdown()
+
+
+def test_a_step_that_hangs_ends_the_engine_and_names_the_option(
+    make_engine: Any, executor_of: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine = make_engine({"a": "abc"}, config={"executor": {"step_timeout": 0.05}})
+    engine.add_request("a", "hi", SamplingParams(max_tokens=20))
+    monkeypatch.setattr(executor_of(engine), "execute_model", lambda plan, non_block: Future())
+    with pytest.raises(EngineDeadError, match=r"executor.step_timeout=0.05"):
+        engine.step()
+
+
+def test_a_step_cut_by_an_interrupt_ends_the_engine(make_engine: Any, executor_of: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    engine = make_engine({"a": "abc"})
+    engine.add_request("a", "hi", SamplingParams(max_tokens=20))
+
+    def cut(plan: Any, non_block: bool) -> Any:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(executor_of(engine), "execute_model", cut)
+    with pytest.raises(KeyboardInterrupt):
+        engine.step()
+    with pytest.raises(EngineDeadError, match="KeyboardInterrupt"):
+        engine.step()
 
 
 def test_a_failure_between_steps_is_told_at_the_next_call(make_engine: Any, executor_of: Any) -> None:

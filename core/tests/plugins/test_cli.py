@@ -5,11 +5,16 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from collections.abc import Callable
 
 import pytest
 
 from pegboard.entrypoints.cli.main import main
-from pegboard.testing.distributions import write_distribution
+from pegboard.testing.distributions import WrittenDistribution, write_distribution
+from pegboard.testing.pytest_plugin import PluginFactory
+
+Cli = Callable[..., tuple[int, str, str]]
+PathOf = Callable[..., dict[str, str]]
 
 pytestmark = pytest.mark.usefixtures("standard")
 
@@ -26,7 +31,7 @@ OLD = GOOD.replace("target=Queue", "target=Queue, api=0")
 
 
 @pytest.fixture
-def cli(capsys):
+def cli(capsys: pytest.CaptureFixture[str]):
     def run(*argv: str):
         status = main(argv)
         captured = capsys.readouterr()
@@ -35,7 +40,7 @@ def cli(capsys):
     return run
 
 
-def test_list_as_json_tells_everything(plugin_factory, cli, monkeypatch) -> None:
+def test_list_as_json_tells_everything(plugin_factory: PluginFactory, cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
     good = plugin_factory(GOOD, name="acme", version="3.2")
     plugin_factory("raise RuntimeError('boom-17')", name="bad")
     plugin_factory(GOOD, name="off")
@@ -76,7 +81,7 @@ def test_list_as_json_tells_everything(plugin_factory, cli, monkeypatch) -> None
     assert plugins["standard"]["active"] is True
 
 
-def test_list_as_text(plugin_factory, cli) -> None:
+def test_list_as_text(plugin_factory: PluginFactory, cli: Cli) -> None:
     plugin_factory(GOOD, name="acme", version="3.2")
     status, out, _ = cli("plugins", "list")
     assert status == 0
@@ -89,7 +94,7 @@ def test_list_as_text(plugin_factory, cli) -> None:
 @pytest.mark.parametrize(
     ("name", "what"), [("acme", "plugin"), ("fast", "provider"), ("request_queue:fast", "provider"), ("request_queue", "kind")]
 )
-def test_show(plugin_factory, cli, name, what) -> None:
+def test_show(plugin_factory: PluginFactory, cli: Cli, name: str, what: str) -> None:
     plugin_factory(GOOD, name="acme")
     status, out, _ = cli("plugins", "show", name, "--json")
     assert status == 0
@@ -101,13 +106,13 @@ def test_show(plugin_factory, cli, name, what) -> None:
     assert "fast" in out
 
 
-def test_show_what_is_not_there(cli) -> None:
+def test_show_what_is_not_there(cli: Cli) -> None:
     status, _, error = cli("plugins", "show", "fcsf")
     assert status == 2
     assert "did you mean 'fcfs'" in error
 
 
-def test_check_compares_with_the_contracts(plugin_factory, cli) -> None:
+def test_check_compares_with_the_contracts(plugin_factory: PluginFactory, cli: Cli) -> None:
     plugin_factory(GOOD, name="acme")
     plugin_factory(HALF, name="half")
     plugin_factory(OLD, name="old")
@@ -180,7 +185,9 @@ class TestDoctor:
         assert any("lacks key" in p for p in problems)
 
 
-def test_b083_json_stays_clean_whatever_plugins_print(plugin_factory, standard, path_of) -> None:
+def test_b083_json_stays_clean_whatever_plugins_print(
+    plugin_factory: PluginFactory, standard: WrittenDistribution, path_of: PathOf
+) -> None:
     """Also what is written past ``sys.stdout``, by C code or a child process."""
     noisy = plugin_factory(
         "import os, subprocess, sys\nprint('printed')\nos.write(1, b'written')\n"
@@ -200,7 +207,9 @@ def test_b083_json_stays_clean_whatever_plugins_print(plugin_factory, standard, 
 
 
 @pytest.mark.parametrize("argv", [["plugins", "list"], ["--help"], ["--version"], ["plugins", "--help"], ["generate", "--help"]])
-def test_light_commands_import_neither_torch_nor_transformers(argv, standard, path_of) -> None:
+def test_light_commands_import_neither_torch_nor_transformers(
+    argv: list[str], standard: WrittenDistribution, path_of: PathOf
+) -> None:
     code = (
         "import sys\nfrom pegboard.entrypoints.cli.main import main\n"
         "try:\n    main(sys.argv[1:])\nexcept SystemExit:\n    pass\n"
@@ -212,7 +221,7 @@ def test_light_commands_import_neither_torch_nor_transformers(argv, standard, pa
 
 
 @pytest.mark.parametrize("argv", [["plugins", "list"], ["--help"]])
-def test_light_commands_do_not_import_pydantic(argv, standard, path_of) -> None:
+def test_light_commands_do_not_import_pydantic(argv: list[str], standard: WrittenDistribution, path_of: PathOf) -> None:
     """It would double their time."""
     code = (
         "import sys\nfrom pegboard.entrypoints.cli.main import main\n"

@@ -66,7 +66,7 @@ def test_b092_a_method_that_wants_more_than_the_contract_gives() -> None:
 
 
 @pytest.mark.parametrize("form", ["other names", "star", "default", "static"])
-def test_b092_what_a_caller_does_not_notice_is_fine(form) -> None:
+def test_b092_what_a_caller_does_not_notice_is_fine(form: str) -> None:
     class OtherNames(ChunkPolicy):
         def chunk_tokens(self, r, n, c): ...
 
@@ -119,7 +119,7 @@ def test_what_a_factory_makes_is_checked() -> None:
 
 
 @pytest.mark.parametrize("kind", sorted(KINDS))
-def test_every_kind_has_a_contract_a_version_and_a_descriptor(kind) -> None:
+def test_every_kind_has_a_contract_a_version_and_a_descriptor(kind: str) -> None:
     import importlib
 
     contract = contract_class(kind)

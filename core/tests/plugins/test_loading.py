@@ -5,12 +5,18 @@ from __future__ import annotations
 import logging
 import subprocess
 import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
 
 import pytest
 
 from pegboard.config import PluginsConfig
-from pegboard.plugins import PluginError, PluginHost, PluginStatus, hookimpl
+from pegboard.plugins import PluginError, PluginHost, PluginRecord, PluginStatus, hookimpl
 from pegboard.plugins import importing as importing_module
+from pegboard.testing.pytest_plugin import PluginFactory
+
+RecordOf = Callable[[PluginHost, str], PluginRecord]
 
 GOOD = """
 from pegboard.plugins import hookimpl, RequestQueueProvider
@@ -60,7 +66,9 @@ BROKEN = {
 
 
 @pytest.mark.parametrize("case", BROKEN)
-def test_b083_a_broken_plugin_warns_once_and_harms_no_other(plugin_factory, caplog, record_of, case) -> None:
+def test_b083_a_broken_plugin_warns_once_and_harms_no_other(
+    plugin_factory: PluginFactory, caplog: pytest.LogCaptureFixture, record_of: RecordOf, case: str
+) -> None:
     source, cause = BROKEN[case]
     plugin_factory(source, name="acme-bad", version="3.2")
     plugin_factory(GOOD, name="good")
@@ -76,7 +84,7 @@ def test_b083_a_broken_plugin_warns_once_and_harms_no_other(plugin_factory, capl
     assert len(traces) == 1
 
 
-def test_b083_missing_attribute(tmp_path, monkeypatch, record_of) -> None:
+def test_b083_missing_attribute(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, record_of: RecordOf) -> None:
     from pegboard.testing.distributions import write_distribution
 
     write_distribution(tmp_path, "acme", {"acme_a": "x = 1"}, {"acme": "acme_a:plugin"})
@@ -87,7 +95,7 @@ def test_b083_missing_attribute(tmp_path, monkeypatch, record_of) -> None:
 
 
 @pytest.mark.parametrize("case", ["import_error", "sys_exit", "in_offer"])
-def test_b083_strict_is_an_error_with_the_same_facts(plugin_factory, case) -> None:
+def test_b083_strict_is_an_error_with_the_same_facts(plugin_factory: PluginFactory, case: str) -> None:
     source, cause = BROKEN[case]
     plugin_factory(source, name="acme-bad", version="3.2")
     with pytest.raises(PluginError) as caught:
@@ -98,13 +106,15 @@ def test_b083_strict_is_an_error_with_the_same_facts(plugin_factory, case) -> No
 
 
 @pytest.mark.parametrize("settings", [{"enabled": ["acme-bad"]}, {"required": ["acme-bad>=1"]}, {"acme-bad": {"x": 1}}])
-def test_b083_a_broken_plugin_that_the_configuration_names_is_an_error(plugin_factory, settings) -> None:
+def test_b083_a_broken_plugin_that_the_configuration_names_is_an_error(
+    plugin_factory: PluginFactory, settings: dict[str, Any]
+) -> None:
     plugin_factory("raise RuntimeError('boom-17')", name="acme-bad")
     with pytest.raises(PluginError, match="boom-17"):
         PluginHost.load(PluginsConfig(**settings))
 
 
-def test_b083_what_a_plugin_prints_goes_to_stderr(plugin_factory, capsys) -> None:
+def test_b083_what_a_plugin_prints_goes_to_stderr(plugin_factory: PluginFactory, capsys: pytest.CaptureFixture[str]) -> None:
     plugin_factory("print('hello from the plugin')\n" + GOOD, name="acme")
     PluginHost.load()
     captured = capsys.readouterr()
@@ -112,7 +122,9 @@ def test_b083_what_a_plugin_prints_goes_to_stderr(plugin_factory, capsys) -> Non
     assert "hello from the plugin" in captured.err
 
 
-def test_b083_a_slow_import_is_named_while_it_lasts(plugin_factory, monkeypatch, capsys) -> None:
+def test_b083_a_slow_import_is_named_while_it_lasts(
+    plugin_factory: PluginFactory, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     monkeypatch.setattr(importing_module, "SLOW_SECONDS", 0.05)
     plugin_factory("import time; time.sleep(0.5)", name="acme-slow", version="3.2")
     PluginHost.load()
@@ -121,14 +133,14 @@ def test_b083_a_slow_import_is_named_while_it_lasts(plugin_factory, monkeypatch,
     assert "PEGBOARD_PLUGINS_BLOCK=acme-slow" in error
 
 
-def test_b083_interrupts_are_not_swallowed(plugin_factory) -> None:
+def test_b083_interrupts_are_not_swallowed(plugin_factory: PluginFactory) -> None:
     plugin_factory("raise KeyboardInterrupt", name="acme")
     with pytest.raises(KeyboardInterrupt):
         PluginHost.load()
 
 
 @pytest.mark.parametrize("command", ["--help", "--version", "plugins list --json"])
-def test_b083_commands_work_beside_broken_plugins(plugin_factory, command) -> None:
+def test_b083_commands_work_beside_broken_plugins(plugin_factory: PluginFactory, command: str) -> None:
     for case in ("import_error", "sys_exit", "in_offer"):
         last = plugin_factory(BROKEN[case][0], name=f"bad-{case.replace('_', '-')}", folder=None)
     environment = last.environment | {"PYTHONPATH": ":".join(p for p in sys.path if "sites" in p)}
@@ -145,7 +157,7 @@ def test_b083_commands_work_beside_broken_plugins(plugin_factory, command) -> No
         assert run.stderr.count("is broken") == 3
 
 
-def test_entry_point_to_a_class_or_an_object(tmp_path, monkeypatch, record_of) -> None:
+def test_entry_point_to_a_class_or_an_object(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, record_of: RecordOf) -> None:
     from pegboard.testing.distributions import write_distribution
 
     source = """
@@ -256,14 +268,14 @@ class TestB092Versions:
         assert record_of(PluginHost.inspect(), "acme").status is PluginStatus.LOADED
 
 
-def test_a_forgotten_marker_is_noted(plugin_factory, record_of) -> None:
+def test_a_forgotten_marker_is_noted(plugin_factory: PluginFactory, record_of: RecordOf) -> None:
     plugin_factory("def request_queues():\n    return []", name="acme")
     (note,) = record_of(PluginHost.inspect(), "acme").notes
     assert "request_queues" in note
     assert "@hookimpl" in note
 
 
-def test_shuffled_registration_gives_the_same_answers(plugin_factory, monkeypatch) -> None:
+def test_shuffled_registration_gives_the_same_answers(plugin_factory: PluginFactory, monkeypatch: pytest.MonkeyPatch) -> None:
     """Names, calling order and reports do not depend on the order in which plugins are found."""
     import random
 

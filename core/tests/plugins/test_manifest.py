@@ -5,6 +5,7 @@ from __future__ import annotations
 import subprocess
 import sys
 import types
+from pathlib import Path
 
 import msgspec
 import pytest
@@ -12,6 +13,7 @@ import pytest
 from pegboard.config import PluginsConfig
 from pegboard.plugins import PluginError, PluginHost, PluginManifest, hookimpl
 from pegboard.testing.distributions import write_distribution
+from pegboard.testing.pytest_plugin import PluginFactory
 
 pytestmark = pytest.mark.usefixtures("standard")
 
@@ -26,7 +28,7 @@ def manifest_of(**settings) -> PluginManifest:
     return PluginHost.load(PluginsConfig(**settings)).manifest()
 
 
-def test_holds_what_is_in_use_and_loads_nothing_else(plugin_factory) -> None:
+def test_holds_what_is_in_use_and_loads_nothing_else(plugin_factory: PluginFactory) -> None:
     plugin_factory(SOURCE, name="acme")
     plugin_factory(SOURCE, name="idle")
     manifest = manifest_of(enabled=["acme"])
@@ -42,7 +44,7 @@ def test_crosses_as_json() -> None:
     assert msgspec.json.decode(msgspec.json.encode(manifest), type=PluginManifest) == manifest
 
 
-def test_allow_and_block_lists_do_not_apply_a_second_time(plugin_factory, monkeypatch) -> None:
+def test_allow_and_block_lists_do_not_apply_a_second_time(plugin_factory: PluginFactory, monkeypatch: pytest.MonkeyPatch) -> None:
     plugin_factory(SOURCE, name="acme")
     manifest = manifest_of(enabled=["acme"])
     monkeypatch.setenv("PEGBOARD_PLUGINS_BLOCK", "acme")
@@ -63,7 +65,7 @@ def changed(manifest: PluginManifest, name: str, **fields) -> PluginManifest:
         ({"value": "other_module"}, "points to 'acme' here and to 'other_module' there"),
     ],
 )
-def test_a_difference_is_refused(plugin_factory, fields, told) -> None:
+def test_a_difference_is_refused(plugin_factory: PluginFactory, fields: dict[str, str], told: str) -> None:
     plugin_factory(SOURCE, name="acme")
     with pytest.raises(PluginError, match="would not load the plugins of the process that started it") as caught:
         PluginHost.load(manifest=changed(manifest_of(enabled=["acme"]), "acme", **fields))
@@ -76,7 +78,7 @@ def test_another_host_version_is_refused() -> None:
         PluginHost.load(manifest=msgspec.structs.replace(manifest_of(), host_version="0.0.0"))
 
 
-def test_all_differences_are_told(plugin_factory) -> None:
+def test_all_differences_are_told(plugin_factory: PluginFactory) -> None:
     for name in ("acme", "beta"):
         plugin_factory(SOURCE, name=name)
     manifest = manifest_of(enabled=["acme", "beta"])
@@ -88,7 +90,7 @@ def test_all_differences_are_told(plugin_factory) -> None:
     assert "beta 9" in str(caught.value)
 
 
-def test_a_plugin_that_breaks_in_the_child_is_an_error(tmp_path, monkeypatch) -> None:
+def test_a_plugin_that_breaks_in_the_child_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     source = SOURCE + "import os\nif os.environ.get('CHILD'): raise RuntimeError('boom-17')"
     write_distribution(tmp_path, "acme", {"acme_m": source}, {"acme": "acme_m"})
     monkeypatch.syspath_prepend(str(tmp_path))

@@ -11,7 +11,8 @@ import pytest
 
 from pegboard.config import PluginsConfig
 from pegboard.plugins import DuplicateProviderError, PluginError, PluginHost, RequestQueueProvider, UnknownProviderError, hookimpl
-from pegboard.testing.distributions import forget_modules, write_distribution
+from pegboard.testing.distributions import WrittenDistribution, forget_modules, write_distribution
+from pegboard.testing.pytest_plugin import PluginFactory
 
 QUEUE = """
 from pegboard.contracts.request_queue import KeyedRequestQueue
@@ -64,7 +65,7 @@ class TestB090TwoDistributionsClaimOneName:
         assert any("'p1:fast'" in p for p in problems)
 
 
-def test_b090_same_entry_point_name_in_two_distributions(plugin_factory, standard) -> None:
+def test_b090_same_entry_point_name_in_two_distributions(plugin_factory: PluginFactory, standard: WrittenDistribution) -> None:
     for name in ("p1", "p2"):
         plugin_factory(QUEUE.format(name=f"of_{name}"), name=name, entry_point="same", module=f"mod_{name}")
     host = PluginHost.load()

@@ -4,11 +4,18 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
 
 import pytest
 
 from pegboard.config import EngineConfig, PluginsConfig
 from pegboard.plugins import PluginError, PluginHost, compose
+from pegboard.testing.distributions import WrittenDistribution
+from pegboard.testing.pytest_plugin import PluginFactory
+
+PathOf = Callable[..., dict[str, str]]
 
 SOURCE = """
 import pathlib, sys
@@ -21,7 +28,7 @@ def request_queues():
 
 
 @pytest.fixture
-def three(plugin_factory, tmp_path, standard):
+def three(plugin_factory: PluginFactory, tmp_path: Path, standard: WrittenDistribution):
     """Plugins a, b and c, of the distributions dist-a, dist-b and dist-c; a marker file tells which were imported."""
 
     def imported() -> set[str]:
@@ -60,7 +67,13 @@ LOADED, DISABLED, BLOCKED = "loaded", "disabled", "blocked"
         ({"allow": ["a", "b"]}, {"ALLOW": "b,c"}, (DISABLED, LOADED, DISABLED)),
     ],
 )
-def test_b093_lists(three, monkeypatch, settings, environment, expected) -> None:
+def test_b093_lists(
+    three: Callable[[], set[str]],
+    monkeypatch: pytest.MonkeyPatch,
+    settings: dict[str, Any],
+    environment: dict[str, str],
+    expected: Any,
+) -> None:
     for name, value in environment.items():
         monkeypatch.setenv(f"PEGBOARD_PLUGINS_{name}", value)
     host = PluginHost.inspect(PluginsConfig(**settings))
@@ -70,13 +83,13 @@ def test_b093_lists(three, monkeypatch, settings, environment, expected) -> None
     assert not host.problems
 
 
-def test_b093_the_standard_parts_can_be_blocked_but_not_left_out(three) -> None:
+def test_b093_the_standard_parts_can_be_blocked_but_not_left_out(three: Callable[[], set[str]]) -> None:
     assert PluginHost.inspect(PluginsConfig(allow=[])).record("standard").loaded
     blocked = PluginHost.inspect(PluginsConfig(block=["pegboard-plugins"])).record("standard")
     assert str(blocked.status) == BLOCKED
 
 
-def test_b093_the_reason_names_the_setting(three, monkeypatch) -> None:
+def test_b093_the_reason_names_the_setting(three: Callable[[], set[str]], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PEGBOARD_PLUGINS_BLOCK", "a")
     host = PluginHost.inspect(PluginsConfig(block=["b"], allow=["a", "b"]))
     reasons = {n: host.record(n).reason for n in "abc"}
@@ -87,7 +100,7 @@ def test_b093_the_reason_names_the_setting(three, monkeypatch) -> None:
     }
 
 
-def test_b093_unknown_names_are_warned_of(three, monkeypatch) -> None:
+def test_b093_unknown_names_are_warned_of(three: Callable[[], set[str]], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PEGBOARD_PLUGINS_BLOCK", "dist-bb")
     host = PluginHost.inspect(PluginsConfig(allow=["a", "nix"]))
     (block,) = [w for w in host.warnings if "dist-bb" in w]
@@ -97,7 +110,9 @@ def test_b093_unknown_names_are_warned_of(three, monkeypatch) -> None:
     assert "plugins.allow" in allow
 
 
-def test_b093_not_imported_in_a_child_either(three, standard, plugin_factory, tmp_path, path_of) -> None:
+def test_b093_not_imported_in_a_child_either(
+    three: Callable[[], set[str]], standard: WrittenDistribution, plugin_factory: PluginFactory, tmp_path: Path, path_of: PathOf
+) -> None:
     written = plugin_factory(SOURCE.format(marker=str(tmp_path / "d"), name="d"), name="dist-d", entry_point="d")
     code = "from pegboard.plugins import PluginHost; print(PluginHost.load().record('d').status)"
     environment = path_of(standard, written, PEGBOARD_PLUGINS_BLOCK="d")
@@ -106,7 +121,7 @@ def test_b093_not_imported_in_a_child_either(three, standard, plugin_factory, tm
     assert not (tmp_path / "d").exists()
 
 
-def test_b093_enabling_what_is_blocked_is_an_error(three) -> None:
+def test_b093_enabling_what_is_blocked_is_an_error(three: Callable[[], set[str]]) -> None:
     with pytest.raises(PluginError, match=r"plugins\.enabled: plugin 'a' of dist-a 1\.0 is blocked: blocked by plugins\.block"):
         PluginHost.load(PluginsConfig(enabled=["a"], block=["dist-a"]))
 
@@ -122,7 +137,7 @@ def test_b093_enabling_what_is_blocked_is_an_error(three) -> None:
         ("dist a", "is no requirement"),
     ],
 )
-def test_b093_required_distributions(three, required, told) -> None:
+def test_b093_required_distributions(three: Callable[[], set[str]], required: str, told: str) -> None:
     host = PluginHost.inspect(PluginsConfig(required=[required], block=["b"]))
     if told is None:
         assert not host.problems

@@ -5,13 +5,14 @@ from __future__ import annotations
 import importlib.metadata
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
 from pegboard.testing.distributions import forget_modules, write_distribution
 
 
-def test_a_written_distribution_is_one_for_importlib(tmp_path, monkeypatch) -> None:
+def test_a_written_distribution_is_one_for_importlib(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     modules = {"acme_kit": "X = 1", "acme_kit.inner.deep": "Y = 2", "acme_other": "Z = 3"}
     written = write_distribution(tmp_path, "acme-kit", modules, {"acme": "acme_kit"}, version="2.1", requires=["numpy>=1"])
     monkeypatch.syspath_prepend(str(tmp_path))
@@ -27,7 +28,7 @@ def test_a_written_distribution_is_one_for_importlib(tmp_path, monkeypatch) -> N
 
 
 @pytest.mark.slow
-def test_the_fixture_works_in_an_author_s_own_project(tmp_path) -> None:
+def test_the_fixture_works_in_an_author_s_own_project(tmp_path: Path) -> None:
     """In a process of its own, as an author runs it: nothing but the installed pytest plugin."""
     (tmp_path / "test_acme.py").write_text(
         "import subprocess, sys\n"

@@ -277,6 +277,7 @@ def test_proactive_preemption(driver_of: DriverOf, depth: int) -> None:
     driver.run()
     assert driver.scheduler.stats().num_preemptions > 2
     assert driver.last["r0"].num_preemptions == 0
+    assert not any(plan.preempted_slots and plan.new_requests for plan in driver.plans), "nobody starts in a step that preempts"
     assert_right(driver, *requests)
 
 
@@ -446,6 +447,18 @@ def test_answers_for_other_slots_are_refused(driver_of: DriverOf) -> None:
     output = ModelRunnerOutput(step_id=plan.step_id, slots=[9], sampled_token_ids=[[1]])
     with pytest.raises(RuntimeError, match=r"\[9\]"):
         scheduler.update_from_output(plan, output)
+
+
+@pytest.mark.parametrize("depth", [1, 2])
+def test_every_full_block_can_be_found_again(driver_of: DriverOf, depth: int) -> None:
+    for num_prompt in range(1, 10):
+        for num_output in range(1, 10):
+            driver = driver_of(depth=depth)
+            driver.add(make_request("first", range(num_prompt), num_output))
+            driver.run()
+            driver.add(make_request("next", [*range(num_prompt), *driver.tokens["first"], 0], 1))
+            driver.run()
+            assert driver.last["next"].num_cached_tokens == (num_prompt + num_output - 1) // 4 * 4
 
 
 # -- statistics and events ---------------------------------------------------------------------------------------------

@@ -179,6 +179,9 @@ def test_methods_that_it_lacks_say_so(worker: StandardWorker) -> None:
         worker.add_lora("a", "b")
 
 
-def test_the_null_block_is_clean_after_warm_up(worker: StandardWorker) -> None:
+def test_warm_up_leaves_the_null_block_clean(worker: StandardWorker) -> None:
     assert worker.runner.cache is not None
+    for cache in worker.runner.cache.device_caches.values():
+        cache[0].fill_(float("nan"))
+    worker.compile_or_warm_up()
     assert all(not cache[0].any() for cache in worker.runner.cache.device_caches.values())

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import copy
 import time
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from pegboard.contracts.tokenizer import Tokenizer
@@ -96,7 +95,7 @@ class RequestState:
             outputs=[completion],
             finished=finished,
             num_cached_tokens=self.num_cached_tokens,
-            metrics=copy.copy(self.metrics),
+            metrics=replace(self.metrics),
             ext=dict(self.ext),
         )
 

@@ -138,10 +138,8 @@ class Registry:
 
     def _unknown(self, kind: str, name: str) -> str:
         known = list(self.providers(kind))
+        close = near(name, known)
         parts = [f"no {kind} is called {name!r}; available: {', '.join(map(repr, known)) or 'none'}"]
-        found = near(name, known)
-        if found:
-            parts.append(f"did you mean {' or '.join(map(repr, found))}?")
         package = KNOWN_PACKAGES.get((kind, name))
         record = next((r for r in self.records if r.distribution == package), None) if package else None
         if record is not None and not record.loaded:
@@ -150,9 +148,12 @@ class Registry:
             parts.append(f"it comes with another package: pip install {package}")
         absent = [r for r in self.records if not r.loaded and r is not record]
         if absent:
-            listed = "; ".join(f"{r.label} is {r.status} ({r.reason})" for r in absent[:5])
-            parts.append(f"plugins that are installed but not loaded, and may provide it: {listed}")
-        return ". ".join(parts)
+            # With a near match a typing mistake is likelier, and the reasons were told when the plugins were loaded.
+            listed = [f"{r.label} is {r.status}" + ("" if close else f" ({r.reason})") for r in absent[:5]]
+            parts.append(f"plugins that are installed but not loaded, and may provide it: {'; '.join(listed)}")
+        if close:
+            parts.append(f"did you mean {' or '.join(map(repr, close))}?")
+        return "; ".join(parts)
 
 
 def _preferred(usable: Sequence[Offer]) -> Offer | None:

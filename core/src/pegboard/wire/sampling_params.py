@@ -15,7 +15,7 @@ MAX_LOGPROBS = 20
 class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """Choice and stopping rules of one request. Immutable; checked when made.
 
-    ``temperature`` 0 (or anything below ``GREEDY_TEMPERATURE``) is greedy. ``top_k`` 0 or -1 and ``top_p`` 1 are off.
+    ``temperature`` 0 (or anything up to ``GREEDY_TEMPERATURE``) is greedy. ``top_k`` 0 or -1 and ``top_p`` 1 are off.
     ``max_tokens`` None means "until the context is full". ``seed`` makes the draws of this request a function of
     (seed, output position) alone. ``logprobs`` is the number of alternatives reported per token, the chosen one
     always included; values are log-softmax of the raw logits, before temperature and penalties.
@@ -55,7 +55,7 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
     @property
     def greedy(self) -> bool:
         """True when the highest logit is always taken."""
-        return self.temperature < self.GREEDY_TEMPERATURE
+        return self.temperature <= self.GREEDY_TEMPERATURE
 
     @property
     def has_penalties(self) -> bool:

@@ -32,10 +32,14 @@ def write_tokens(key: torch.Tensor, value: torch.Tensor, kv_cache: torch.Tensor,
     kv_cache.view(-1, head_size).index_copy_(0, rows, torch.stack((key, value), 1).view(-1, head_size))
 
 
-def run_index(blocks: torch.Tensor, num_kv_heads: int) -> torch.Tensor:
+def run_index(blocks: torch.Tensor, num_kv_heads: int, *, by_head: bool = False) -> torch.Tensor:
     """Which runs to copy so that ``blocks`` ``[N, blocks]`` come out of the cache seen as ``[runs, block_size * head_size]``.
 
-    Returns int64 ``[2 * N * num_kv_heads * blocks]``; what it copies is ``[2, N, num_kv_heads, blocks * block_size, head_size]``.
+    Returns int64 ``[2 * N * num_kv_heads * blocks]``; what it copies is ``[2, N, num_kv_heads, blocks * block_size, head_size]``,
+    or ``[2, num_kv_heads, N, …]`` with ``by_head``.
     """
-    runs = torch.arange(2 * num_kv_heads, device=blocks.device).view(2, 1, num_kv_heads, 1)
-    return (blocks.view(1, blocks.shape[0], 1, blocks.shape[1]) * (2 * num_kv_heads) + runs).view(-1)
+    runs = torch.arange(2 * num_kv_heads, device=blocks.device).view(2, num_kv_heads)
+    first = blocks * (2 * num_kv_heads)
+    if by_head:
+        return (first + runs.view(2, num_kv_heads, 1, 1)).view(-1)
+    return (first.unsqueeze(1) + runs.view(2, 1, num_kv_heads, 1)).view(-1)

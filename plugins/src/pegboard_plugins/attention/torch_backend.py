@@ -16,8 +16,9 @@ from pegboard.contracts.attention import (
 )
 
 from .cache_layout import kv_cache_shape, slot_rows, write_tokens
-from .plan import RowSet, Shape, sections
+from .plan import EXACT_KEYS, RowSet, Shape, sections, shared_sets
 from .section import Section
+from .shared import SharedSection
 from .workspace import Workspace
 
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
@@ -31,10 +32,10 @@ class TorchMetadata:
         self.rows = slot_rows(common.slot_mapping, common.block_size, backend.query.num_kv_heads)
         self._backend = backend
         self._common = common
-        self._sections: dict[int | None, list[Section]] = {}
+        self._sections: dict[int | None, list[Section | SharedSection]] = {}
         self.sections(backend.query.sliding_window)
 
-    def sections(self, window: int | None) -> list[Section]:
+    def sections(self, window: int | None) -> list[Section | SharedSection]:
         """The rows that have tokens, for layers with this sliding window."""
         found = self._sections.get(window)
         if found is None:
@@ -82,16 +83,27 @@ class TorchAttentionBackend(AttentionBackend):
     def build_metadata(self, common: CommonAttentionMetadata) -> TorchMetadata:
         return TorchMetadata(self, common)
 
-    def plan(self, common: CommonAttentionMetadata, window: int | None) -> list[Section]:
+    def plan(self, common: CommonAttentionMetadata, window: int | None) -> list[Section | SharedSection]:
         """Sections of one step for layers with sliding window ``window``."""
         query = self.query
-        shape = Shape(
-            query.num_heads, query.num_kv_heads, query.head_size, common.block_size, self._dtype.itemsize, sliding_window=window
-        )
-        rows = RowSet.of(common.query_start_loc, common.seq_lens, shape)
-        return [
-            Section(part, common.block_table, shape, self._workspace, self._dtype, self._cache_dtype) for part in sections(rows)
-        ]
+        shape = Shape(query.num_heads, query.num_kv_heads, query.head_size, common.block_size, self._dtype.itemsize, window)
+        build = (common.block_table, shape, self._workspace)
+        # Finding common prefixes needs the table on the host: on other devices that would wait for them.
+        table = common.block_table.numpy() if common.block_table.device.type == "cpu" else None
+        plan: list[Section | SharedSection] = []
+        for rows in sections(RowSet.of(common.query_start_loc, common.seq_lens, shape)):
+            alone: RowSet | None = rows
+            if table is not None:
+                sets, alone = shared_sets(rows, table, shape)
+                plan += [SharedSection(*found, *build, self._dtype, self._cache_dtype) for found in sets]
+            if alone is not None:
+                plan.append(Section(alone, *build, self._section_dtype(alone, shape), self._cache_dtype))
+        return plan
+
+    def _section_dtype(self, rows: RowSet, shape: Shape) -> torch.dtype:
+        keys = len(rows) * int(rows.num_blocks.max()) * shape.block_size
+        small = self._device.type == "cpu" and rows.query_len[0] == 1 and keys <= EXACT_KEYS
+        return torch.float32 if small else self._dtype
 
     def forward(
         self,

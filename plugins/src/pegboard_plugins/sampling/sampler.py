@@ -29,6 +29,7 @@ _ROWS_AT_ONCE = 32
 """Random rows are worked on in portions of this size, which bounds the float32 scratch memory."""
 
 _CANDIDATES_AT_ONCE = 1 << 16
+"""Candidates of all rows together that are sorted and summed in one portion."""
 
 
 class DefaultSampler(Sampler):

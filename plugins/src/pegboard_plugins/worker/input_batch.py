@@ -42,7 +42,7 @@ class InputBatch:
         self.prompt_lens = np.zeros(num_slots, np.int32)
         self.occupied = np.zeros(num_slots, np.bool_)
         self.block_table = BlockTable(num_slots, -(-(max_model_len + 1) // block_size), block_size)
-        self.columns = {name: np.zeros(num_slots, dtype) for name, dtype in _SAMPLING_COLUMNS.items()}
+        self.columns: dict[str, np.ndarray] = {name: np.zeros(num_slots, dtype) for name, dtype in _SAMPLING_COLUMNS.items()}
         self.seeds = np.zeros(num_slots, np.uint64)
         self.num_logprobs = np.full(num_slots, -1, np.int32)
         self.stop_token_ids: list[list[int]] = [[] for _ in range(num_slots)]

@@ -61,7 +61,7 @@ class StandardWorker(Worker):
         self.extensions.update(self.composition.create_all("worker_extension"))
         log.info("rank %d: %s, %s, %d threads", self.world.rank, self.device, self._dtype_name, threads)
 
-    @torch.inference_mode()
+    @torch.no_grad()  # not inference mode: whoever updates weights in place later may do so in any mode
     def load_model(self) -> None:
         before = self._memory_in_use()
         model = self._make_model()
@@ -157,7 +157,6 @@ class StandardWorker(Worker):
             for layer in layers
         }
 
-    @torch.inference_mode()
     def initialize_cache(self, kv_config: KVCacheConfig) -> None:
         if len(kv_config.groups) != 1:
             raise ValueError(
@@ -197,7 +196,7 @@ class StandardWorker(Worker):
         gc.collect()
         self._tidy()
 
-    @torch.inference_mode()
+    @torch.no_grad()
     def wake_up(self, tags: list[str] | None) -> None:
         """Bring back ``tags`` ("weights", "kv_cache"), by default all that is asleep."""
         unknown = sorted(set(tags or ()) - {"weights", "kv_cache"})

@@ -7,7 +7,12 @@ import contextlib
 import sys
 from typing import TYPE_CHECKING, Any
 
-from pegboard.entrypoints.cli.sampling_options import add_model_argument, add_sampling_options, sampling_params
+from pegboard.entrypoints.cli.sampling_options import (
+    add_model_argument,
+    add_sampling_options,
+    check_sampling_options,
+    sampling_params,
+)
 
 if TYPE_CHECKING:
     from pegboard.engine.llm_engine import LLMEngine
@@ -49,6 +54,7 @@ def run(args: argparse.Namespace) -> int:
 def _chat(args: argparse.Namespace) -> int:
     from pegboard.entrypoints.cli.report import start_engine
 
+    check_sampling_options(args)
     with start_engine(args) as engine:
         conversation = Conversation(args, engine)
         if conversation.interactive:

@@ -8,7 +8,12 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from pegboard.entrypoints.cli.sampling_options import add_model_argument, add_sampling_options, sampling_params
+from pegboard.entrypoints.cli.sampling_options import (
+    add_model_argument,
+    add_sampling_options,
+    check_sampling_options,
+    sampling_params,
+)
 
 if TYPE_CHECKING:
     from pegboard.engine.llm_engine import LLMEngine
@@ -55,6 +60,7 @@ def run(args: argparse.Namespace) -> int:
 def _generate(args: argparse.Namespace) -> int:
     from pegboard.entrypoints.cli.report import start_engine
 
+    check_sampling_options(args)
     prompts = _prompts(args)
     failed = False
     with start_engine(args) as engine:

@@ -45,8 +45,18 @@ def sampling_params(args: argparse.Namespace, engine: LLMEngine, prompt_len: int
 
     Raises ``ValueError`` for a value out of range.
     """
-    fields: dict[str, Any] = {name: getattr(args, name) for name in _FIELDS if getattr(args, name) is not None}
+    fields = _given(args)
     room = max(1, engine.info.max_tokens - prompt_len)
     fields["max_tokens"] = min(default_max_tokens, room) if args.max_tokens is None else args.max_tokens
-    fields["stop"] = tuple(args.stop)
     return engine.default_sampling_params(default_temperature=0.0, **fields)
+
+
+def check_sampling_options(args: argparse.Namespace) -> None:
+    """Raise ``ValueError`` for a value out of range, before a model is loaded."""
+    from pegboard.wire import SamplingParams
+
+    SamplingParams(**_given(args), max_tokens=args.max_tokens)
+
+
+def _given(args: argparse.Namespace) -> dict[str, Any]:
+    return {**{name: getattr(args, name) for name in _FIELDS if getattr(args, name) is not None}, "stop": tuple(args.stop)}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import secrets
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -13,7 +14,8 @@ if TYPE_CHECKING:
     from pegboard.engine.prompts import Prompt
     from pegboard.wire import SamplingParams
 
-_ids = itertools.count()
+_ids = (f"cli-{secrets.token_hex(4)}-{n}" for n in itertools.count())
+"""Unlike those of an earlier run: an unseeded request draws by its id, and should not repeat what it drew then."""
 
 
 @dataclass(slots=True)
@@ -66,7 +68,7 @@ def stream(engine: LLMEngine, prompt: Prompt, params: SamplingParams, write: Cal
     from pegboard.engine.interrupt import InterruptGuard
     from pegboard.engine.outputs import OutputKind
 
-    request_id = f"cli-{next(_ids)}"
+    request_id = next(_ids)
     processed = engine.input.process(request_id, prompt, params)
     answer = Answer(prompt_tokens=len(processed.request.prompt_token_ids))
     started = time.perf_counter()

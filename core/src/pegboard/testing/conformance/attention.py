@@ -1,7 +1,8 @@
 """What every attention backend must keep: the values of plain attention, and nothing touched but what it was told to touch.
 
-Subclass ``AttentionBackendConformance`` and give ``make`` and ``backend``; set ``device`` for another device, ``dtypes`` for fewer
-types. Whatever ``supports`` accepts must work; what it refuses is skipped. Tolerances: ``attention_session.TOLERANCE``.
+Subclass ``AttentionBackendConformance`` and give ``backend`` (and ``make``, if its constructor differs); set ``device`` for
+another device, ``dtypes`` for fewer types. Whatever ``supports`` accepts must work; what it refuses is skipped.
+Tolerances: ``pegboard.testing.attention_session.TOLERANCE``.
 """
 
 from __future__ import annotations
@@ -110,6 +111,21 @@ class AttentionBackendConformance:
         lengths = (14, 16, 13, 15, 3, 4, 16, 33, 40)
         session.check([(f"r{i}", n) for i, n in enumerate(lengths)])
         session.check([(f"r{i}", n % 5 + 2) for i, n in enumerate(lengths)])
+
+    @pytest.mark.parametrize("limits", LIMITS)
+    @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+    def test_rows_that_share_a_long_prefix(self, dtype: str, limits: str) -> None:
+        session = self.session(self.query("smollm2", dtype, limits, num_heads=6), num_blocks=128)
+        session.check([("p0", 260), ("q0", 100)])
+        for i in range(1, 9):
+            session.fork("p0", f"p{i}", 256)
+        session.fork("p0", "less", 240)
+        for i in range(1, 4):
+            session.fork("q0", f"q{i}", 96)
+        session.check([(f"p{i}", 2 + i % 3) for i in range(1, 9)] + [("q1", 1), ("q2", 1), ("alone", 3), ("less", 3), ("q3", 17)])
+        every = [*(f"p{i}" for i in range(9)), "q0", "q1", "alone", "q2", "less", "q3"]
+        for _ in range(2):
+            session.check([(name, 1) for name in every])
 
     @pytest.mark.parametrize("limits", ["plain", "window"])
     @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])

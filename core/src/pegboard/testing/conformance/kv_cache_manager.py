@@ -103,6 +103,26 @@ class KVCacheManagerConformance(abc.ABC):
         kv.check_integrity()
         assert kv.block_ids("child") == [child]
 
+    def test_a_fork_that_goes_its_own_way_is_found_under_its_own_tokens(self) -> None:
+        kv = self.make(16, BLOCK, 0)
+        prompt, other = list(range(9)), [*range(5), 91, 92, 93, 94]
+        kv.get_computed_blocks("parent", prompt)
+        kv.allocate_slots("parent", 5)
+        kv.commit("parent", prompt, 5)
+        assert kv.fork("parent", "child", 5) is not None
+        kv.allocate_slots("child", 9)
+        kv.commit("child", other, 9)
+        assert kv.get_computed_blocks("a", prompt).num_tokens == (4 if self.caches_prefixes else 0)
+        assert kv.get_computed_blocks("b", other).num_tokens == (8 if self.caches_prefixes else 0)
+
+    def test_of_a_freed_request_the_start_survives_longest(self) -> None:
+        kv = self.make(4, BLOCK, 0)
+        tokens = list(range(12))
+        self.computed(kv, "r", tokens)
+        kv.free("r")
+        kv.allocate_slots("s", BLOCK)
+        assert kv.get_computed_blocks("t", [*tokens, 0]).num_tokens == (8 if self.caches_prefixes else 0)
+
     def test_without_host_blocks_nothing_is_swapped(self) -> None:
         kv = self.make(4, BLOCK, 0)
         kv.allocate_slots("r", 4)

@@ -1,4 +1,4 @@
-"""One test per hook: it is called, with what it promises, and only for plugins that have a say.
+"""One test per hook, first half: the hooks that offer parts, and those that decide where the configuration says "auto".
 
 The name ``test_hook_<name>`` is demanded by tests/docs/test_hooks_documented.py.
 """
@@ -10,36 +10,26 @@ from typing import Any
 
 import pytest
 
-from pegboard.config import EngineConfig, PluginsConfig
+from pegboard.config import EngineConfig
 from pegboard.contracts.attention import AttentionQuery
 from pegboard.contracts.model_source import ModelSource
 from pegboard.plugins import (
     KINDS,
-    CliCommand,
     CompositionError,
-    ConfigSection,
     PluginError,
     PluginHost,
-    Problem,
-    WorkerContext,
     compose,
-    hookimpl,
-    hookspec,
     select_attention,
 )
 from pegboard.plugins.class_path import provider_class
-from pegboard.wire import World
+from pegboard.testing.plugins import make_plugin
+from pegboard.testing.pytest_plugin import PluginFactory
 
 pytestmark = pytest.mark.usefixtures("standard")
 
 
 def config(**settings: Any) -> EngineConfig:
     return EngineConfig(model="tiny", **settings)
-
-
-def plugin(**hooks: Any) -> type:
-    """A plugin class with these hook implementations."""
-    return type("Plugin", (), {name: staticmethod(hookimpl(function)) for name, function in hooks.items()})
 
 
 def offering(kind: str, *names: str, **fields: Any) -> types.FunctionType:
@@ -49,7 +39,7 @@ def offering(kind: str, *names: str, **fields: Any) -> types.FunctionType:
 
 def composed(hooks: dict[str, Any], **settings: Any) -> Any:
     """A composition with one plugin given directly, which makes it active."""
-    host = PluginHost.load(extra={"acme": plugin(**hooks)})
+    host = PluginHost.load(extra={"acme": make_plugin(**hooks)})
     return compose(config(**settings), host)
 
 
@@ -164,7 +154,7 @@ def test_hook_attention_backends() -> None:
     assert select_attention(query(), composed(hooks, attention={"backend": "torch"})).provider.name == "torch"
 
 
-def rides_along(plugin_factory, kind: str, target: str) -> None:
+def rides_along(plugin_factory: PluginFactory, kind: str, target: str) -> None:
     """Installed alone it is off; on with its plugin in ``plugins.enabled``, or with its plugin given directly."""
     provider, hook = provider_class(kind).__name__, KINDS[kind].hook
     source = f"""
@@ -180,23 +170,23 @@ def rides_along(plugin_factory, kind: str, target: str) -> None:
     assert list(composed(given).create_all(kind)) == ["direct"]
 
 
-def test_hook_worker_extensions(plugin_factory) -> None:
+def test_hook_worker_extensions(plugin_factory: PluginFactory) -> None:
     rides_along(plugin_factory, "worker_extension", "Extension")
 
 
-def test_hook_event_sinks(plugin_factory) -> None:
+def test_hook_event_sinks(plugin_factory: PluginFactory) -> None:
     rides_along(plugin_factory, "event_sink", "Sink")
     assert list(compose(config(observability={"event_sinks": ["mine"]})).create_all("event_sink")) == ["mine"]
     with pytest.raises(PluginError, match=r"observability\.event_sinks: no event_sink is called 'nix'"):
         compose(config(observability={"event_sinks": ["nix"]}))
 
 
-def test_hook_stat_loggers(plugin_factory) -> None:
+def test_hook_stat_loggers(plugin_factory: PluginFactory) -> None:
     rides_along(plugin_factory, "stat_logger", "Logger")
     assert list(compose(config(observability={"stat_loggers": ["mine"]})).create_all("stat_logger")) == ["mine"]
 
 
-def test_two_observers_of_one_name_are_both_made(plugin_factory) -> None:
+def test_two_observers_of_one_name_are_both_made(plugin_factory: PluginFactory) -> None:
     source = "from pegboard.plugins import *\nfrom pegboard.plugins import hookimpl\n@hookimpl\ndef event_sinks():\n"
     source += "    return [EventSinkProvider(name='mine', target='fake_standard:Sink')]\n"
     for name in ("acme", "beta"):
@@ -294,16 +284,24 @@ def validate_request(request): called.append(request)
 """
 
 
-def test_deciding_hooks_of_a_merely_installed_plugin_change_nothing(plugin_factory) -> None:
+def test_deciding_hooks_of_a_merely_installed_plugin_change_nothing(plugin_factory: PluginFactory) -> None:
     plugin_factory(DECIDER, name="acme")
     assert compose(config()).parts["scheduler"].name == "default"
     # Using one of its parts is not asking it for decisions either.
     assert compose(config(scheduler={"queue": "mine"})).parts["scheduler"].name == "default"
+    host = PluginHost.load()
+    host.activate("acme")
+    assert compose(config(), host).parts["scheduler"].name == "default"
     with pytest.raises(PluginError, match="asked"):
         compose(config(plugins={"enabled": ["acme"]}))
 
 
-def test_observing_hooks_run_for_plugins_in_use(plugin_factory) -> None:
+def test_deciding_hooks_of_pegboard_s_own_packages_count_once_installed(plugin_factory: PluginFactory) -> None:
+    plugin_factory(DECIDER.replace('raise RuntimeError("asked")', "pass"), name="pegboard-executor-mp", entry_point="mp")
+    assert compose(config()).parts["scheduler"].name == "mine"
+
+
+def test_observing_hooks_run_for_plugins_in_use(plugin_factory: PluginFactory) -> None:
     plugin_factory(DECIDER, name="acme")
     for settings, runs in (
         ({}, False),
@@ -317,216 +315,10 @@ def test_observing_hooks_run_for_plugins_in_use(plugin_factory) -> None:
         assert called == ([1] if runs else []), settings
 
 
-def test_enabled_plugins_are_asked_in_the_order_in_which_they_are_listed(plugin_factory) -> None:
+def test_enabled_plugins_are_asked_in_the_order_in_which_they_are_listed(plugin_factory: PluginFactory) -> None:
     for name in ("acme", "beta", "corp"):
         source = "from pegboard.plugins import *\nfrom pegboard.plugins import hookimpl\n@hookimpl\ndef schedulers():\n"
         source += f"    return [SchedulerProvider(name={name!r}, target='a:b')]\n"
         plugin_factory(source + f"@hookimpl\ndef select_scheduler(): return {name!r}", name=name)
     for order in (["acme", "beta", "corp"], ["corp", "acme"], ["beta", "corp"]):
         assert compose(config(plugins={"enabled": order})).parts["scheduler"].name == order[0]
-
-
-# -- configuration -----------------------------------------------------------------------------------------------------
-
-
-def test_hook_config_sections() -> None:
-    from pydantic import BaseModel
-
-    class Options(BaseModel):
-        limit: int = 3
-
-    hooks = {"config_sections": lambda: [ConfigSection("acme", Options)]}
-    assert composed(hooks).options("acme") == Options(limit=3)
-    assert composed(hooks, plugins={"acme": {"limit": 5}}).options("acme") == Options(limit=5)
-    assert composed({}).options("acme") is None
-
-
-def test_hook_configure() -> None:
-    from pegboard.engine.bootstrap import check
-
-    def configure(draft):
-        draft.set("scheduler.max_num_seqs", 7)
-
-    checked = check(env={}, plugins={"acme": plugin(configure=configure)}, model="tiny")
-    assert checked.config is not None
-    assert checked.config.scheduler.max_num_seqs == 7
-    assert "acme" in str(checked.draft.provenance("scheduler.max_num_seqs").origin)
-
-
-def test_hook_validate() -> None:
-    from pegboard.engine.bootstrap import check
-
-    def validate(config):
-        yield Problem("dtype", f"{config.dtype} is not for ACME", "choose another")
-
-    checked = check(env={}, plugins={"acme": plugin(validate=validate)}, model="tiny")
-    (problem,) = checked.problems
-    assert problem.where == "dtype"
-    assert "auto is not for ACME" in problem.message
-
-
-# -- models ------------------------------------------------------------------------------------------------------------
-
-
-RESOLVER = """
-from pegboard.contracts.model_source import ModelSource
-from pegboard.plugins import hookimpl
-@hookimpl
-def resolve_model(ref, config):
-    if ref in ("tiny", "acme-tiny"):
-        return ModelSource(ref, "/acme", "dummy", "hf", {"architectures": ["TinyForCausalLM"]}, resolved_by="acme")
-"""
-
-
-def test_hook_resolve_model(plugin_factory) -> None:
-    from pegboard.contracts.model_source import ModelNotFound
-
-    with pytest.raises(ModelNotFound, match="nothing knows 'acme-tiny'"):
-        compose(EngineConfig(model="acme-tiny"))
-    plugin_factory(RESOLVER, name="acme")
-    assert compose(EngineConfig(model="acme-tiny")).source.path == "/acme"
-    assert compose(EngineConfig(model="tiny")).source.path == "/tiny", "installed alone, it takes no reference away"
-    enabled = PluginsConfig(enabled=["acme"])
-    assert compose(EngineConfig(model="tiny", plugins=enabled)).source.path == "/acme"
-
-
-# -- start and stop, requests ------------------------------------------------------------------------------------------
-
-
-def engine_hook_is_called(hook: str) -> None:
-    seen: list[Any] = []
-    composition = composed({hook: lambda info: seen.append(info)})
-    getattr(composition.host.hook, hook)(info="the info")
-    assert seen == ["the info"]
-
-
-def test_hook_engine_starting() -> None:
-    engine_hook_is_called("engine_starting")
-
-
-def test_hook_engine_ready() -> None:
-    engine_hook_is_called("engine_ready")
-
-
-def test_hook_engine_stopping() -> None:
-    engine_hook_is_called("engine_stopping")
-
-
-def worker_hook_is_called(hook: str) -> None:
-    seen: list[Any] = []
-    composition = composed({hook: lambda context: seen.append(context.world.rank)})
-    getattr(composition.host.hook, hook)(context=WorkerContext(composition.config, composition, World(rank=0)))
-    assert seen == [0]
-
-
-def test_hook_worker_starting() -> None:
-    worker_hook_is_called("worker_starting")
-
-
-def test_hook_worker_stopping() -> None:
-    worker_hook_is_called("worker_stopping")
-
-
-def test_hook_validate_request() -> None:
-    def validate_request(request):
-        if request == "bad":
-            raise ValueError("refused")
-
-    hook = composed({"validate_request": validate_request}).host.hook
-    hook.validate_request(request="good")
-    with pytest.raises(ValueError, match="refused"):
-        hook.validate_request(request="bad")
-
-
-# -- command line ------------------------------------------------------------------------------------------------------
-
-COMMAND = """
-from pegboard.plugins import CliCommand, hookimpl
-def add_arguments(parser): parser.add_argument("--name", default="world")
-def run(args): print("hello,", args.name)
-@hookimpl
-def cli_commands(): return [CliCommand({name!r}, run, "greet somebody", add_arguments)]
-"""
-
-
-def test_hook_cli_commands(plugin_factory, capsys) -> None:
-    from pegboard.entrypoints.cli.main import main
-
-    plugin_factory(COMMAND.format(name="hello"), name="acme")
-    assert main(["hello", "--name", "you"]) == 0
-    assert capsys.readouterr().out == "hello, you\n"
-    with pytest.raises(SystemExit):
-        main(["--help"])
-    assert "greet somebody" in capsys.readouterr().out
-
-
-def test_cli_commands_cannot_take_a_name_that_is_taken(plugin_factory, caplog) -> None:
-    from pegboard.entrypoints.cli.plugin_options import plugin_commands
-
-    plugin_factory(COMMAND.format(name="plugins"), name="acme")
-    for name in ("beta", "corp"):
-        plugin_factory(COMMAND.format(name="hello"), name=name)
-    assert list(plugin_commands(PluginHost.load(), taken={"plugins"})) == []
-    text = " ".join(r.getMessage() for r in caplog.records)
-    assert "command 'plugins' of plugin 'acme'" in text
-    assert "plugin 'beta' of beta 1.0 and plugin 'corp' of corp 1.0 both offer it" in text
-    assert CliCommand("x", print).summary == ""
-
-
-def test_hook_add_cli_options(plugin_factory) -> None:
-    import argparse
-
-    from pegboard.config.arguments import add_config_arguments, cli_layer
-    from pegboard.config.load import load_draft
-    from pegboard.entrypoints.cli.plugin_options import add_plugin_options, merge_plugin_options
-
-    source = """
-    from pydantic import BaseModel
-    from pegboard.plugins import ConfigSection, hookimpl
-    class Options(BaseModel):
-        limit: int = 3
-    @hookimpl
-    def config_sections(): return [ConfigSection("acme", Options)]
-    @hookimpl
-    def add_cli_options(command, group):
-        if command == "generate":
-            group.add_argument("--limit", type=int, dest="plugins.acme.limit", default=99)
-            group.add_argument("--model", dest="conflicts")
-    """
-    plugin_factory(source, name="acme")
-    host = PluginHost.load()
-
-    def given(*argv: str, command: str = "generate") -> dict[str, Any]:
-        parser = argparse.ArgumentParser()
-        add_config_arguments(parser)
-        add_plugin_options(parser, command, host)
-        args = parser.parse_args(argv)
-        merge_plugin_options(args)
-        return cli_layer(args)
-
-    assert given() == {}, "a default of the option does not override file and environment"
-    assert given("--limit", "5") == {"plugins.acme.limit": 5}
-    with pytest.raises(SystemExit):
-        given("--limit", "5", command="chat")
-    draft = load_draft(env={}, cli=given("--limit", "5"), model="tiny")
-    draft.declare_section("acme", host.record("acme").plugin.Options)
-    assert draft.get("plugins.acme.limit") == 5
-
-
-# -- hooks of a plugin's own -------------------------------------------------------------------------------------------
-
-
-def test_hook_add_hookspecs() -> None:
-    @hookspec
-    def acme_greeting(name):
-        """What to say."""
-
-    def add_hookspecs(pluginmanager):
-        pluginmanager.add_hookspecs(types.SimpleNamespace(acme_greeting=acme_greeting))
-
-    opens = plugin(add_hookspecs=add_hookspecs)
-    answers = plugin(acme_greeting=lambda name: f"hello, {name}")
-    host = PluginHost.load(extra={"zeta": opens, "acme": answers}, discovery=False)
-    assert host.hook.acme_greeting(name="you") == ["hello, you"]
-    alone = PluginHost.inspect(extra={"acme": answers}, discovery=False)
-    assert "there is no hook 'acme_greeting'" in alone.record("acme").reason

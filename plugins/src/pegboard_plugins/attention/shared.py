@@ -1,0 +1,94 @@
+"""Rows that begin with the same blocks: their common keys are gathered once and multiplied with all their queries at once."""
+
+from __future__ import annotations
+
+import torch
+
+from .gather import Gather
+from .mask import causal_mask
+from . import plan
+from .plan import RowSet, Shape
+from .staging import BY_HEAD, Staging
+from .workspace import Workspace
+
+
+class SharedSection:
+    """Built once per step; ``run`` once per layer. Same results as ``Section`` up to rounding."""
+
+    def __init__(
+        self,
+        rows: RowSet,
+        common_blocks: int,
+        block_table: torch.Tensor,
+        shape: Shape,
+        workspace: Workspace,
+        dtype: torch.dtype,
+        cache_dtype: torch.dtype,
+    ) -> None:
+        """``rows`` have their first ``common_blocks`` blocks in common, all before their new tokens; no sliding window."""
+        self._prefix = Gather(
+            rows.prefix(common_blocks, shape.block_size), block_table, shape, workspace, dtype, cache_dtype, buffer="prefix"
+        )
+        own = rows.after(common_blocks)
+        keys = (common_blocks + int(own.num_blocks.max())) * shape.block_size
+        per_row = keys * shape.num_heads * int(rows.query_len.max()) * shape.itemsize
+        step = max(plan.GROUP_BYTES // per_row, 1)
+        self._parts = [
+            _Part(own.take(slice(begin, begin + step)), self._prefix, block_table, shape, workspace, dtype, cache_dtype)
+            for begin in range(0, len(rows), step)
+        ]
+
+    def run(self, query: torch.Tensor, runs: torch.Tensor, out: torch.Tensor, scale: float, soft_cap: float | None) -> None:
+        """As ``Section.run``."""
+        self._prefix.run(runs)
+        for part in self._parts:
+            part.run(query, runs, out, scale, soft_cap)
+
+
+class _Part:
+    """Some of the rows; the first dimension of everything is the key head, then the row."""
+
+    def __init__(
+        self,
+        rows: RowSet,
+        prefix: Gather,
+        block_table: torch.Tensor,
+        shape: Shape,
+        workspace: Workspace,
+        dtype: torch.dtype,
+        cache_dtype: torch.dtype,
+    ) -> None:
+        """``rows`` count from behind the common blocks."""
+        heads, group = shape.num_kv_heads, shape.num_heads // shape.num_kv_heads
+        query_len = int(rows.query_len.max())
+        dims = (heads, len(rows), query_len, group, shape.head_size)
+        query, out = workspace.view("query", dtype, *dims), workspace.view("out", dtype, *dims)
+        self._staging = Staging(rows, query, out, BY_HEAD)
+        self._own = Gather(rows, block_table, shape, workspace, dtype, cache_dtype, by_head=True)
+        self._query_by_head, self._query_by_row = query.flatten(1, 3), query.flatten(0, 1).flatten(1, 2)
+        self._out_by_head, self._out_by_row = out.flatten(1, 3), out.flatten(0, 1).flatten(1, 2)
+        self._prefix_key_t, self._own_key_t = prefix.key.transpose(1, 2), self._own.key.transpose(1, 2)
+        self._prefix_value = prefix.value
+        width = prefix.width + self._own.width
+        self._scores = workspace.view("scores", dtype, heads, len(rows) * query_len * group, width)
+        self._prefix_scores = self._scores[..., : prefix.width]
+        by_row = self._scores.view(heads * len(rows), query_len * group, width)
+        self._own_scores = by_row[..., prefix.width :]
+        positions = rows.positions(0, query_len, shape.block_size)
+        mask = causal_mask(positions, 0, self._own.width, group, None, shape.columns, dtype, query.device)
+        self._masked = None if mask is None else mask.part_of(self._own_scores, by_head=True)
+        self._mask = None if mask is None else mask.addend(by_head=True)
+
+    def run(self, query: torch.Tensor, runs: torch.Tensor, out: torch.Tensor, scale: float, soft_cap: float | None) -> None:
+        self._staging.load(query, scale if soft_cap is None else scale / soft_cap)
+        self._own.run(runs)
+        torch.bmm(self._query_by_head, self._prefix_key_t, out=self._prefix_scores)
+        torch.bmm(self._query_by_row, self._own_key_t, out=self._own_scores)
+        if soft_cap is not None:
+            self._scores.tanh_().mul_(soft_cap)
+        if self._masked is not None:
+            self._masked.add_(self._mask)
+        torch.softmax(self._scores, -1, out=self._scores)
+        torch.bmm(self._prefix_scores, self._prefix_value, out=self._out_by_head)
+        self._out_by_row.baddbmm_(self._own_scores, self._own.value)
+        self._staging.store(out)
