@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import pytest
 
-from pegboard.config import EngineConfig
+from pegboard.config import EngineConfig, ExecutorConfig, KVCacheSettings, SchedulerConfig
+from pegboard.contracts.event_sink import EventSink
+from pegboard.testing.driver import SchedulerDriver
 from pegboard.testing.fake_composition import FakeComposition
+from pegboard.testing.fakes import FakeRunner, fake_kv_config, hash_model
+from pegboard.testing.mirror import MirrorWorker
 from pegboard.wire import KVCacheConfig
 from pegboard_plugins.kv.paged import PagedAllocator
 from pegboard_plugins.kv.prefix import PrefixAllocator
@@ -37,3 +41,39 @@ def make_default(
 @pytest.fixture(scope="session")
 def make_scheduler() -> Make:
     return make_default
+
+
+@pytest.fixture
+def driver_of(make_scheduler: Make) -> Callable[..., SchedulerDriver]:
+    """A driver around the default scheduler, for the model ``hash_model(1000)``."""
+
+    def make(
+        usable_blocks: int = 100,
+        block_size: int = 4,
+        *,
+        depth: int = 1,
+        stages: int = 1,
+        parts: Mapping[str, Callable[..., Any]] | None = None,
+        sinks: Sequence[EventSink] = (),
+        propose: Callable[[Sequence[int]], list[int]] | None = None,
+        groups: int = 1,
+        **limits: Any,
+    ) -> SchedulerDriver:
+        config = EngineConfig(
+            model="none",
+            max_model_len=4096,
+            executor=ExecutorConfig(pipeline_parallel_size=stages),
+            scheduler=SchedulerConfig(**limits),
+            kv_cache=KVCacheSettings(block_size=block_size),
+        )
+        kv_config = fake_kv_config(usable_blocks + 1, block_size, num_groups=groups)
+        scheduler = make_scheduler(config, kv_config, parts, event_sinks=sinks)
+        mirror = MirrorWorker(
+            kv_config,
+            max_num_seqs=config.scheduler.max_num_seqs,
+            max_num_batched_tokens=config.scheduler.max_num_batched_tokens,
+            keeps_samples=stages == 1,
+        )
+        return SchedulerDriver(scheduler, FakeRunner(mirror, hash_model(1000), propose), depth)
+
+    return make

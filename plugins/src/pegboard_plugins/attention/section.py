@@ -37,6 +37,11 @@ class Section:
             self._groups.append(RowGroup(part, block_table, query[begin:end], out[begin:end], shape, workspace, cache_dtype))
             begin = end
 
+    @property
+    def stagings(self) -> list[Staging]:
+        """Where its rows' results are put."""
+        return [self._staging]
+
     def run(self, query: torch.Tensor, runs: torch.Tensor, out: torch.Tensor, scale: float, soft_cap: float | None) -> None:
         """``query`` and ``out`` [T, heads, head size]; ``runs`` the layer's cache as [runs, block_size * head_size]."""
         self._staging.load(query, scale if soft_cap is None else scale / soft_cap)

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import torch
 
+from . import plan
 from .gather import Gather
 from .mask import causal_mask
-from . import plan
 from .plan import RowSet, Shape
 from .staging import BY_HEAD, Staging
 from .workspace import Workspace
@@ -38,6 +38,11 @@ class SharedSection:
             for begin in range(0, len(rows), step)
         ]
 
+    @property
+    def stagings(self) -> list[Staging]:
+        """Where its rows' results are put."""
+        return [part.staging for part in self._parts]
+
     def run(self, query: torch.Tensor, runs: torch.Tensor, out: torch.Tensor, scale: float, soft_cap: float | None) -> None:
         """As ``Section.run``."""
         self._prefix.run(runs)
@@ -63,7 +68,7 @@ class _Part:
         query_len = int(rows.query_len.max())
         dims = (heads, len(rows), query_len, group, shape.head_size)
         query, out = workspace.view("query", dtype, *dims), workspace.view("out", dtype, *dims)
-        self._staging = Staging(rows, query, out, BY_HEAD)
+        self.staging = Staging(rows, query, out, BY_HEAD)
         self._own = Gather(rows, block_table, shape, workspace, dtype, cache_dtype, by_head=True)
         self._query_by_head, self._query_by_row = query.flatten(1, 3), query.flatten(0, 1).flatten(1, 2)
         self._out_by_head, self._out_by_row = out.flatten(1, 3), out.flatten(0, 1).flatten(1, 2)
@@ -80,7 +85,7 @@ class _Part:
         self._mask = None if mask is None else mask.addend(by_head=True)
 
     def run(self, query: torch.Tensor, runs: torch.Tensor, out: torch.Tensor, scale: float, soft_cap: float | None) -> None:
-        self._staging.load(query, scale if soft_cap is None else scale / soft_cap)
+        self.staging.load(query, scale if soft_cap is None else scale / soft_cap)
         self._own.run(runs)
         torch.bmm(self._query_by_head, self._prefix_key_t, out=self._prefix_scores)
         torch.bmm(self._query_by_row, self._own_key_t, out=self._own_scores)
@@ -91,4 +96,4 @@ class _Part:
         torch.softmax(self._scores, -1, out=self._scores)
         torch.bmm(self._prefix_scores, self._prefix_value, out=self._out_by_head)
         self._out_by_row.baddbmm_(self._own_scores, self._own.value)
-        self._staging.store(out)
+        self.staging.store(out)

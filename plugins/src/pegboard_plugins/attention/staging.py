@@ -6,6 +6,7 @@ import numpy as np
 import torch
 
 from .plan import RowSet
+from .workspace import Workspace
 
 BY_ROW = (0, 2, 1, 3, 4)
 """[rows, kv heads, queries, group, head size] out of [rows, queries, kv heads, group, head size]."""
@@ -30,19 +31,29 @@ class Staging:
         self._place(rows, query_len, query.device)
 
     def _place(self, rows: RowSet, query_len: int, device: torch.device) -> None:
-        """Which tokens the queries are: a span, or an index; with padded rows, also which staged queries are real."""
+        """Which tokens the queries are: a span, or an index; and which staged queries are real, not padding."""
         step = np.arange(query_len)
         token = (rows.query_start[:, None] + np.minimum(step, rows.query_len[:, None] - 1)).ravel()
-        padded = bool((rows.query_len != query_len).any())
+        self.real = np.flatnonzero((step < rows.query_len[:, None]).ravel())
+        self.real_token = token[self.real]
         self._begin, self._end = int(token[0]), int(token[-1]) + 1
-        self._token: torch.Tensor | None = None
-        self._real: torch.Tensor | None = None
-        if padded or (np.diff(token) != 1).any():
-            self._token = self._real_token = torch.from_numpy(token).to(device)
-        if padded:
-            real = np.flatnonzero((step < rows.query_len[:, None]).ravel())
-            self._real = torch.from_numpy(real).to(device)
-            self._real_token = torch.from_numpy(token[real]).to(device)
+        self.is_span = bool((np.diff(token) == 1).all())
+        self._token = None if self.is_span else torch.from_numpy(token).to(device)
+        self._result: torch.Tensor | None = None
+
+    @property
+    def heads(self) -> tuple[int, int]:
+        """Heads and head size."""
+        return self._flat[1:]
+
+    @property
+    def num_queries(self) -> int:
+        """Staged queries, padding included."""
+        return self._flat[0]
+
+    def collect_in(self, results: torch.Tensor) -> None:
+        """From now on ``store`` puts everything, padding included, into ``results`` [num_queries, heads, head size]."""
+        self._result = results.view(self._shape)
 
     def load(self, query: torch.Tensor, scale: float) -> None:
         """Scaled queries into the buffer. ``query`` [T, heads, head size]."""
@@ -55,17 +66,38 @@ class Staging:
             self._query.copy_(picked).mul_(scale)
 
     def store(self, out: torch.Tensor) -> None:
-        """Results from the buffer to their tokens in ``out`` [T, heads, head size]."""
-        if self._token is None:
+        """Results from the buffer to their tokens in ``out`` [T, heads, head size], or to where they are collected."""
+        if self._result is not None:
+            self._result.copy_(self._out)
+        else:
             target = self._span(out)
             (target if self._plain else target.view(self._shape)).copy_(self._out)
-            return
-        result = self._out.reshape(self._flat)
-        if self._real is not None:
-            result = result.index_select(0, self._real)
-        out.index_copy_(0, self._real_token, result.to(out.dtype))
 
     def _span(self, tokens: torch.Tensor) -> torch.Tensor:
         if self._begin == 0 and self._end == tokens.shape[0]:
             return tokens
         return tokens[self._begin : self._end]
+
+
+class Collector:
+    """Puts the results of all sections in token order with one operation, for a step in which some section has no span of tokens.
+
+    Scattering rows with an index costs several times as much as copying them out by the inverse index.
+    """
+
+    def __init__(self, stagings: list[Staging], num_tokens: int, workspace: Workspace, dtype: torch.dtype) -> None:
+        total = sum(staging.num_queries for staging in stagings)
+        heads = stagings[0].heads
+        self._results = workspace.view("results", dtype, total, *heads)
+        order = np.empty(num_tokens, np.int64)
+        begin = 0
+        for staging in stagings:
+            order[staging.real_token] = begin + staging.real
+            end = begin + staging.num_queries
+            staging.collect_in(self._results[begin:end])
+            begin = end
+        self._order = torch.from_numpy(order).to(self._results.device)
+
+    def store(self, out: torch.Tensor) -> None:
+        """All results to ``out`` [T, heads, head size]."""
+        torch.index_select(self._results, 0, self._order, out=out)

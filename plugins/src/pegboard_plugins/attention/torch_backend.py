@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import ClassVar
 
 import torch
@@ -19,10 +20,20 @@ from .cache_layout import kv_cache_shape, slot_rows, write_tokens
 from .plan import EXACT_KEYS, RowSet, Shape, sections, shared_sets
 from .section import Section
 from .shared import SharedSection
+from .staging import Collector
 from .workspace import Workspace
 
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 _DEVICES = ("cpu", "cuda")
+
+
+@dataclass(frozen=True, slots=True)
+class StepPlan:
+    """How one step is computed."""
+
+    sections: list[Section | SharedSection]
+    collector: Collector | None
+    """Where the sections' results go first, if some section's tokens are not adjacent."""
 
 
 class TorchMetadata:
@@ -32,14 +43,14 @@ class TorchMetadata:
         self.rows = slot_rows(common.slot_mapping, common.block_size, backend.query.num_kv_heads)
         self._backend = backend
         self._common = common
-        self._sections: dict[int | None, list[Section | SharedSection]] = {}
-        self.sections(backend.query.sliding_window)
+        self._plans: dict[int | None, StepPlan] = {}
+        self.plan(backend.query.sliding_window)
 
-    def sections(self, window: int | None) -> list[Section | SharedSection]:
-        """The rows that have tokens, for layers with this sliding window."""
-        found = self._sections.get(window)
+    def plan(self, window: int | None) -> StepPlan:
+        """The plan for layers with this sliding window."""
+        found = self._plans.get(window)
         if found is None:
-            found = self._sections[window] = self._backend.plan(self._common, window)
+            found = self._plans[window] = self._backend.plan(self._common, window)
         return found
 
 
@@ -83,7 +94,7 @@ class TorchAttentionBackend(AttentionBackend):
     def build_metadata(self, common: CommonAttentionMetadata) -> TorchMetadata:
         return TorchMetadata(self, common)
 
-    def plan(self, common: CommonAttentionMetadata, window: int | None) -> list[Section | SharedSection]:
+    def plan(self, common: CommonAttentionMetadata, window: int | None) -> StepPlan:
         """Sections of one step for layers with sliding window ``window``."""
         query = self.query
         shape = Shape(query.num_heads, query.num_kv_heads, query.head_size, common.block_size, self._dtype.itemsize, window)
@@ -98,7 +109,10 @@ class TorchAttentionBackend(AttentionBackend):
                 plan += [SharedSection(*found, *build, self._dtype, self._cache_dtype) for found in sets]
             if alone is not None:
                 plan.append(Section(alone, *build, self._section_dtype(alone, shape), self._cache_dtype))
-        return plan
+        stagings = [staging for section in plan for staging in section.stagings]
+        if all(staging.is_span for staging in stagings):
+            return StepPlan(plan, None)
+        return StepPlan(plan, Collector(stagings, common.num_tokens, self._workspace, self._cache_dtype))
 
     def _section_dtype(self, rows: RowSet, shape: Shape) -> torch.dtype:
         keys = len(rows) * int(rows.num_blocks.max()) * shape.block_size
@@ -117,6 +131,9 @@ class TorchAttentionBackend(AttentionBackend):
     ) -> torch.Tensor:
         write_tokens(key, value, kv_cache, metadata.rows)
         runs = kv_cache.view(-1, self._run_size)
-        for section in metadata.sections(layer.sliding_window):
+        plan = metadata.plan(layer.sliding_window)
+        for section in plan.sections:
             section.run(query, runs, out, layer.scale, layer.logits_soft_cap)
+        if plan.collector is not None:
+            plan.collector.store(out)
         return out
