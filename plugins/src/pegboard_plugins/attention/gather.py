@@ -71,9 +71,13 @@ def _stale_rows(rows: RowSet, width: int, shape: Shape, by_head: bool) -> np.nda
     used = min(round_up(int(kept.max()), shape.columns), width)
     if (kept == used).all():
         return np.empty(0, np.int64)
-    slot = np.arange(used)
-    source = np.where(slot < (rows.num_blocks * shape.block_size)[:, None], slot, slot % shape.block_size)
-    row, slot = np.nonzero(source >= kept[:, None])
+    if used > shape.block_size and (rows.num_blocks == 1).any():
+        slots = np.broadcast_to(np.arange(used), (len(rows), used))
+        source = np.where(slots < (rows.num_blocks * shape.block_size)[:, None], slots, slots % shape.block_size)
+    else:
+        slots = source = ((rows.num_blocks - 1) * shape.block_size)[:, None] + np.arange(shape.block_size)
+    row, column = np.nonzero((source >= kept[:, None]) & (slots < used))
+    slot = slots[row, column]
     head = np.arange(shape.num_kv_heads)[:, None]
     batch = head * len(rows) + row if by_head else row * shape.num_kv_heads + head
     values = len(rows) * shape.num_kv_heads * width

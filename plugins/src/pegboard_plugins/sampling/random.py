@@ -1,8 +1,14 @@
-"""Draws: one uniform number per row from a counter-based generator, and the token that it falls on.
+"""Draws: an exponential race between tokens, timed by a counter-based generator of (seed, output position, token id).
+
+Each token with weight w finishes after -log(u) / w; the first one home is the draw, which makes its probability w / sum(w)
+(the Gumbel-max trick in other words: W. Kool et al., "Stochastic beams and where to find them", ICML 2019, section 2.3).
+The numbers belong to the ids, so logits that differ in their last bits, as they do between batch shapes, change a draw only
+where two tokens finish in a dead heat. Inverting the cumulative distribution at one number would be cheaper and was dropped:
+there a rounding difference shifts every later boundary.
 
 The generator is SplitMix64 (G. Steele, D. Lea, C. Flood, "Fast splittable pseudorandom number generators", OOPSLA 2014;
-constants as in S. Vigna's public-domain ``splitmix64.c``) used as a function of (seed, output position) instead of as a
-stream. There is no state that a discarded sample, a preemption or a neighbour could advance.
+constants as in S. Vigna's public-domain ``splitmix64.c``) used as a function instead of as a stream. There is no state
+that a discarded sample, a preemption or a neighbour could advance.
 """
 
 from __future__ import annotations
@@ -16,7 +22,9 @@ _GAMMA = np.uint64(0x9E3779B97F4A7C15)
 _MIX_1 = np.uint64(0xBF58476D1CE4E5B9)
 _MIX_2 = np.uint64(0x94D049BB133111EB)
 BLOCK = 256
-"""Tokens whose weights are summed together before the running sum; any value gives the same distribution."""
+"""Ids that race together before their block races against the others; any value gives the same distribution."""
+_BLOCK_KEYS = 1 << 32
+"""Blocks draw from other numbers than tokens do: their keys begin where ids end."""
 
 
 def _mix(z: np.ndarray) -> np.ndarray:
@@ -25,14 +33,25 @@ def _mix(z: np.ndarray) -> np.ndarray:
     return z ^ (z >> np.uint64(31))
 
 
-def uniforms(seeds: np.ndarray, positions: np.ndarray) -> np.ndarray:
-    """[N] float64 in [0, 1): a function of each row's uint64 seed and output position.
+def uniforms(seeds: np.ndarray, positions: np.ndarray, keys: np.ndarray) -> np.ndarray:
+    """[R, C] float64 in (0, 1): a function of row i's uint64 seed and output position, and of ``keys[i, j]`` (int64 >= 0).
 
-    The seed is mixed before the position is added, so that neighbouring seeds do not give shifted copies of one stream.
+    ``keys`` is [R, C], or [C] for all rows alike. Seed and position are mixed before the next part is added, so that neighbours
+    do not give shifted copies of one stream.
     """
+    one = np.uint64(1)
     with np.errstate(over="ignore"):  # arithmetic modulo 2**64 is the point
-        state = _mix(seeds.astype(np.uint64) + _GAMMA) + (positions.astype(np.uint64) + np.uint64(1)) * _GAMMA
-        return (_mix(state) >> np.uint64(11)).astype(np.float64) * 2.0**-53
+        state = _mix(seeds.astype(np.uint64) + _GAMMA) + (positions.astype(np.uint64) + one) * _GAMMA
+        bits = _mix(_mix(state)[:, None] + (keys.astype(np.uint64) + one) * _GAMMA)
+    return ((bits >> np.uint64(11)).astype(np.float64) + 0.5) * 2.0**-53
+
+
+def race(weights: np.ndarray, seeds: np.ndarray, positions: np.ndarray, keys: np.ndarray) -> np.ndarray:
+    """[R] winning column of ``weights`` [R, C] (non-negative, one positive at least); ``keys`` as in ``uniforms``.
+
+    A weight of 0 never wins. Equal finishing times, which take two equal 53-bit numbers, go to the first column.
+    """
+    return np.argmax(weights / -np.log(uniforms(seeds, positions, keys)), axis=1)
 
 
 def request_seed(engine_seed: int, request_id: str) -> int:
@@ -44,21 +63,19 @@ def request_seed(engine_seed: int, request_id: str) -> int:
     return int.from_bytes(digest.digest(), "little")
 
 
-def draw_all(weights: torch.Tensor, uniform: np.ndarray) -> np.ndarray:
-    """Inverse-CDF draw over whole rows: [R, V] non-negative weights, [R] uniforms, to [R] ids.
+def draw_all(weights: torch.Tensor, seeds: np.ndarray, positions: np.ndarray) -> np.ndarray:
+    """Draw from whole rows: [R, V] non-negative weights to [R] ids.
 
-    Two levels keep the running sums short and exact: float64 over blocks of ids on the host, then inside the chosen block.
+    Two races, between blocks of ids and inside the winner, need a few hundred numbers per row instead of V.
     """
     sums = block_sums(weights)
-    target = uniform * np.cumsum(sums, axis=1)[:, -1]
-    block = pick(sums, target)
-    before = np.cumsum(np.pad(sums, ((0, 0), (1, 0))), axis=1)[np.arange(len(sums)), block]
+    block = race(sums, seeds, positions, np.arange(sums.shape[1]) + _BLOCK_KEYS)
 
     columns = block[:, None] * BLOCK + np.arange(BLOCK)
     exists = columns < weights.shape[1]
     columns = np.where(exists, columns, 0)
     inside = weights.gather(1, torch.from_numpy(columns).to(weights.device)).cpu().numpy()
-    chosen = pick(np.where(exists, inside, 0.0).astype(np.float64), target - before)
+    chosen = race(np.where(exists, inside, 0.0).astype(np.float64), seeds, positions, columns)
     return columns[np.arange(len(columns)), chosen]
 
 
@@ -70,10 +87,3 @@ def block_sums(weights: torch.Tensor) -> np.ndarray:
     if full < size:
         sums.append(weights[:, full:].sum(-1, keepdim=True))
     return torch.cat(sums, dim=1).cpu().numpy().astype(np.float64)
-
-
-def pick(weights: np.ndarray, target: np.ndarray) -> np.ndarray:
-    """[R] index of the first entry whose running sum exceeds ``target``; never one of weight 0, whatever the rounding."""
-    index = (np.cumsum(weights, axis=1) <= target[:, None]).sum(axis=1)
-    last = weights.shape[1] - 1 - np.argmax(weights[:, ::-1] > 0, axis=1)
-    return np.minimum(index, last)

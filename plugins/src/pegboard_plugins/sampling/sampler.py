@@ -7,7 +7,7 @@ The order is fixed:
 3. penalties: repetition on prompt and output, presence and frequency on the output;
 4. greedy rows take the first of the highest logits; the others are divided by their temperature;
 5. min-p, then top-k, then top-p on what those left;
-6. one uniform number per row, a function of (seed, output position), picks the token.
+6. what is left races, timed by numbers that are a function of (seed, output position, token id): see ``random``.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from pegboard.contracts.sampler import Sampler, SamplerOutput, SamplingBatch
 from pegboard.wire import SamplingParams
 from pegboard_plugins.sampling.logprobs import RawLogprobs
 from pegboard_plugins.sampling.penalties import apply_penalties, has_penalties, mask_stop_tokens
-from pegboard_plugins.sampling.random import block_sums, draw_all, pick, uniforms
+from pegboard_plugins.sampling.random import block_sums, draw_all, race
 from pegboard_plugins.sampling.top_k_top_p import CANDIDATES, nucleus, top_candidates
 
 _ROWS_AT_ONCE = 32
@@ -110,7 +110,8 @@ class _Drawing:
     k: np.ndarray
     """The vocabulary's size where top-k is off."""
     top_p: np.ndarray
-    uniform: np.ndarray
+    seeds: np.ndarray
+    positions: np.ndarray
 
     @classmethod
     def of(cls, x: torch.Tensor, rows: np.ndarray, maxima: np.ndarray, batch: SamplingBatch) -> _Drawing:
@@ -124,7 +125,8 @@ class _Drawing:
             batch.min_p[rows].astype(np.float32),
             np.where((top_k > 0) & (top_k < size), top_k, size),
             batch.top_p[rows],
-            uniforms(batch.seeds[rows], batch.positions[rows]),
+            batch.seeds[rows],
+            batch.positions[rows],
         )
 
     def draw(self) -> np.ndarray:
@@ -133,7 +135,7 @@ class _Drawing:
         ids = np.empty(len(self.x), np.int64)
         free, bound = np.flatnonzero(~filtered), np.flatnonzero(filtered)
         if free.size:
-            ids[free] = draw_all(self._weights(free), self.uniform[free])
+            ids[free] = draw_all(self._weights(free), self.seeds[free], self.positions[free])
         if bound.size:
             self._draw_among_candidates(bound, ids)
         return ids
@@ -159,8 +161,7 @@ class _Drawing:
         weights[weights < self.min_p[rows, None]] = 0.0
         weights, complete = nucleus(weights, self.k[rows], total[rows], self.top_p[rows])
         complete |= values.shape[1] == self.x.shape[1]
-        # running sums, unlike numpy's pairwise sum, do not depend on how many zeros follow
-        chosen = pick(weights, self.uniform[rows] * np.cumsum(weights, axis=1)[:, -1])
+        chosen = race(weights, self.seeds[rows], self.positions[rows], found)
         ids[rows[complete]] = found[np.arange(len(rows)), chosen][complete]
         return rows[~complete]
 
