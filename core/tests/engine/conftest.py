@@ -290,7 +290,7 @@ def make_engine() -> Iterable[MakeEngine]:
         composition = FakeComposition(
             EngineConfig(model="fake", **(config or {})), lines, tokenizer or LetterTokenizer(), **facts
         )
-        engine = LLMEngine(SimpleNamespace(composition=composition, config=composition.config))  # type: ignore[arg-type]
+        engine = LLMEngine.from_prepared(SimpleNamespace(composition=composition, config=composition.config))  # type: ignore[arg-type]
         engines.append(engine)
         return engine
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pegboard.contracts.tokenizer import Tokenizer
@@ -35,15 +36,28 @@ class LLMEngine:
     ``EngineDeadError``, and no request is left waiting.
     """
 
-    def __init__(self, prepared: Prepared | None = None, **options: Any) -> None:
-        """``prepared`` from ``pegboard.engine.bootstrap.prepare``, or its keyword arguments directly."""
-        if prepared is None:
-            from pegboard.engine.bootstrap import prepare
+    def __init__(
+        self,
+        model: str | None = None,
+        *,
+        config: str | Path | None = None,
+        plugins: Mapping[str, object] | None = None,
+        **options: Any,
+    ) -> None:
+        """The arguments of ``LLM``: ``config`` is a TOML or YAML file, keyword arguments are fields of ``EngineConfig`` and win
+        over it, ``plugins`` maps names to plugin modules or objects that are not installed."""
+        from pegboard.engine.bootstrap import prepare
 
-            prepared = prepare(**options)
-        elif options:
-            raise TypeError(f"options {sorted(options)} have no effect beside a prepared configuration; give them to prepare()")
-        self._boot(prepared.composition)
+        if model is not None:
+            options["model"] = model
+        self._boot(prepare(file=config, plugins=plugins, **options).composition)
+
+    @classmethod
+    def from_prepared(cls, prepared: Prepared) -> LLMEngine:
+        """An engine from what ``pegboard.engine.bootstrap.prepare`` returned."""
+        engine = cls.__new__(cls)
+        engine._boot(prepared.composition)
+        return engine
 
     @classmethod
     def from_config(cls, config: EngineConfig, host: PluginHost | None = None) -> LLMEngine:

@@ -40,11 +40,7 @@ class LLM:
     ) -> None:
         """Boots the engine: returns when it is ready. Raises ``ConfigError``, ``PluginError``, ``EngineStartError``,
         or ``WorkerError`` with what a worker raised."""
-        from pegboard.engine.bootstrap import prepare
-
-        if model is not None:
-            options["model"] = model
-        self.engine = LLMEngine(prepare(file=config, plugins=plugins, **options))
+        self.engine = LLMEngine(model, config=config, plugins=plugins, **options)
         self._ids = itertools.count()
 
     # -- generating --------------------------------------------------------------------------------------------------

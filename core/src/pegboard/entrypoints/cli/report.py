@@ -24,7 +24,7 @@ def start_engine(args: argparse.Namespace) -> LLMEngine:
     layer = cli_layer(args)
     if args.model_ref is not None:
         layer["model"] = args.model_ref
-    return LLMEngine(prepare(file=args.config, cli=layer))
+    return LLMEngine.from_prepared(prepare(file=args.config, cli=layer))
 
 
 def reporting(args: argparse.Namespace, command: str, work: Callable[[argparse.Namespace], int]) -> int:
