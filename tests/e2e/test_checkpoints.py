@@ -151,3 +151,16 @@ def test_logits_that_are_not_numbers_end_that_request_alone(checkpoint: Any, ope
     assert (bad.tokens, bad.finish_reason) == ([], "error")
     assert "nan" in str(bad.last.outputs[0].stop_reason).lower()
     assert engine.stats().kv_usage == 0
+
+
+def test_prompts_of_other_lengths_share_no_blocks_where_keys_depend_on_the_length(
+    checkpoint: Any, open_llm: Any, greedy: Any, random_prompts: Any, reference_of: Any
+) -> None:
+    """Dynamic NTK turns the keys of a prompt by its length: a prefix computed for another length would be wrong."""
+    folder = checkpoint(config_overrides={"max_position_embeddings": 64, "rope_scaling": {"type": "dynamic", "factor": 4.0}})
+    llm, reference = open_llm(folder), reference_of(folder)
+    (long,) = random_prompts([160])
+    for prompt, cached in [(long, 0), (long[:100], 0), (long, 144)]:
+        output = llm.generate([prompt], greedy(1))[0]  # the reference computes whole sequences: later ones turn all keys anew
+        assert output.num_cached_tokens == cached
+        reference.check_greedy(prompt, output.outputs[0].token_ids)

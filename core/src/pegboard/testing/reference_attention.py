@@ -27,6 +27,7 @@ class ReferenceAttentionBackend(AttentionBackend):
     @classmethod
     def supports(cls, query: AttentionQuery) -> Support:
         return Support.of(
+            _device_problem(query.device),
             "ALiBi is not implemented" if query.alibi else None,
             "attention sinks are not implemented" if query.sinks else None,
         )
@@ -53,6 +54,14 @@ class ReferenceAttentionBackend(AttentionBackend):
                 keys, values = gather_row(kv_cache, common, row)
                 out[start:end] = attend(layer, query[start:end], keys, values).to(out.dtype)
         return out
+
+
+def _device_problem(device: str) -> str | None:
+    try:
+        torch.device(device)
+    except RuntimeError:
+        return f"torch knows no device {device!r}"
+    return None
 
 
 def gather_row(kv_cache: Tensor, common: CommonAttentionMetadata, row: int) -> tuple[Tensor, Tensor]:

@@ -190,7 +190,7 @@ class Planner:
         begun, never runs out of them half-way; False, and nothing changed, if they are not free."""
         state = self.state
         token_ids = request.token_ids
-        hit = state.kv.get_computed_blocks(request.kv_key, token_ids, request.wire.cache_salt)
+        hit = state.kv.get_computed_blocks(request.kv_key, token_ids, request.salt)
         count = remaining = len(token_ids) - hit.num_tokens
         if remaining > 1:
             available = self.budget if admit.max_tokens is None else min(self.budget, admit.max_tokens)

@@ -43,6 +43,7 @@ class Request:
         "num_sent",
         "request_id",
         "residency",
+        "salt",
         "slot",
         "spec_token_ids",
         "status",
@@ -51,7 +52,8 @@ class Request:
         "wire",
     )
 
-    def __init__(self, wire: EngineCoreRequest, arrival: int, max_len: int) -> None:
+    def __init__(self, wire: EngineCoreRequest, arrival: int, max_len: int, *, salt_with_length: bool = False) -> None:
+        """``salt_with_length``: keys and values depend on the prompt's length, so only equally long prompts may share blocks."""
         self.wire = wire
         self.request_id = wire.request_id
         self.ext = wire.ext
@@ -83,6 +85,8 @@ class Request:
         """Last step that was planned for it."""
         self.num_cached = 0
         self.num_preemptions = 0
+        self.salt = f"{wire.cache_salt or ''}\0prompt of {self.num_prompt}" if salt_with_length else wire.cache_salt
+        """What its blocks' keys begin with: equal tokens under different salts do not share."""
         self.residency = 0
         self.kv_key = f"{self.request_id}@{arrival}"
         """Its name in the KV manager. Unique per stay: blocks of an earlier one may still wait for plans in flight."""

@@ -107,7 +107,7 @@ def _append(request: Request, tokens: list[int]) -> tuple[list[int], RequestStat
 
 def _commit(state: SchedulerState, request: Request, num_computed: int) -> None:
     if num_computed >= request.next_commit:
-        state.kv.commit(request.kv_key, request.token_ids, num_computed, request.wire.cache_salt)
+        state.kv.commit(request.kv_key, request.token_ids, num_computed, request.salt)
         request.next_commit = (num_computed // state.block_size + 1) * state.block_size
 
 

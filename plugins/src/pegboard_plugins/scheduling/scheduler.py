@@ -67,6 +67,7 @@ class DefaultScheduler(Scheduler):
         )
         sends_tokens = config.executor.pipeline_parallel_size > 1
         self.planner = Planner(self.state, self.policies, limits.max_num_batched_tokens, sends_tokens)
+        self._salt_with_length = composition.spec.prompt_length_rope
         self._num_arrived = 0
         self._told_about_pool = False
 
@@ -83,7 +84,7 @@ class DefaultScheduler(Scheduler):
                 request.request_id, num_prompt + request.max_tokens, self.kv.max_tokens_per_request,
             )  # fmt: skip
         self._num_arrived += 1
-        self.state.enter(Request(request, self._num_arrived, max_len))
+        self.state.enter(Request(request, self._num_arrived, max_len, salt_with_length=self._salt_with_length))
 
     def _check(self, request: EngineCoreRequest) -> None:
         num_prompt, request_id = len(request.prompt_token_ids), request.request_id
