@@ -127,6 +127,7 @@ def main() -> None:
     parser.add_argument("--quiet-wait", type=float, default=20, help="seconds to wait at most for other processes to calm down")
     args = parser.parse_args()
 
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit("terminated"))  # so that the engines are ended too
     folder = str(model_folder(args.dtype))
     engines: dict[str, Engine] = {}
     try:

@@ -1,4 +1,4 @@
-"""The kit against the plain backend: two implementations that share nothing agree, and the kit asks for nothing that only ours has."""
+"""The kit against the plain backend: it asks for nothing that only the standard backend does."""
 
 from __future__ import annotations
 

@@ -1,10 +1,8 @@
 from __future__ import annotations
 
-import pytest
-
 from pegboard.contracts.attention import AttentionBackend, AttentionQuery
 from pegboard.testing.conformance.attention import AttentionBackendConformance
-from pegboard_plugins.attention import plan, torch_backend
+from pegboard_plugins.attention.shape import ACCELERATOR, Limits
 from pegboard_plugins.attention.torch_backend import TorchAttentionBackend
 
 
@@ -13,18 +11,25 @@ class TestTorchAttention(AttentionBackendConformance):
 
 
 class TestSmallGroups(AttentionBackendConformance):
-    """The same with every threshold so low that rows are cut, tiled and shared wherever that is possible."""
+    """The same with limits so low that rows are cut, tiled and shared wherever that is possible."""
 
     backend = TorchAttentionBackend
 
-    @pytest.fixture(autouse=True)
-    def low_thresholds(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr(plan, "GROUP_BYTES", 60_000)
-        monkeypatch.setattr(plan, "PADDING_BLOCKS", 1)
-        monkeypatch.setattr(plan, "SHARED_BLOCKS", 1)
-        monkeypatch.setattr(plan, "TILE_SCORES", 1)
-        monkeypatch.setattr(plan, "MIN_TILE", 4)
-        monkeypatch.setattr(torch_backend, "EXACT_KEYS", 0)
+    def make(self, query: AttentionQuery) -> AttentionBackend:
+        backend = TorchAttentionBackend(query)
+        backend.limits = Limits(group_bytes=60_000, padding_blocks=1, tile_scores=1, min_tile=4, max_tile=8, shared_blocks=1)
+        return backend
+
+
+class TestAcceleratorLimits(AttentionBackendConformance):
+    """The same with the limits of large devices: hardly anything is cut."""
+
+    backend = TorchAttentionBackend
+
+    def make(self, query: AttentionQuery) -> AttentionBackend:
+        backend = TorchAttentionBackend(query)
+        backend.limits = ACCELERATOR
+        return backend
 
 
 def test_refusals_name_the_value() -> None:

@@ -90,6 +90,12 @@ class AttentionSession:
         source = self.rows[parent]
         self.rows[child] = Row(source.blocks[:whole], source.keys[:tokens], source.values[:tokens])
 
+    def forget(self, name: str) -> None:
+        """The row ends; blocks that no other row shares are free again, with what is in them."""
+        gone = self.rows.pop(name)
+        kept = {block for row in self.rows.values() for block in row.blocks}
+        self.free += [block for block in gone.blocks if block not in kept]
+
     def draw(self, *shape: int) -> Any:
         """N(0, 1) in the backend's dtype, on its device."""
         return torch.randn(*shape, generator=self._random).to(self.dtype).to(self.query.device)

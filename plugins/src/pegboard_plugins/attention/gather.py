@@ -5,9 +5,10 @@ from __future__ import annotations
 import numpy as np
 import torch
 
-from .cache_layout import run_index
-from .plan import RowSet, Shape, round_up
-from .workspace import Workspace
+from pegboard_plugins.attention.cache_layout import run_index
+from pegboard_plugins.attention.context import StepContext
+from pegboard_plugins.attention.rows import RowSet
+from pegboard_plugins.attention.shape import Shape, round_up
 
 
 class Gather:
@@ -17,30 +18,20 @@ class Gather:
     is a finite number. With ``by_head`` the first dimension is sorted by head, then by row; otherwise by row, then by head.
     """
 
-    def __init__(
-        self,
-        rows: RowSet,
-        block_table: torch.Tensor,
-        shape: Shape,
-        workspace: Workspace,
-        dtype: torch.dtype,
-        cache_dtype: torch.dtype,
-        *,
-        by_head: bool = False,
-        buffer: str = "gathered",
-    ) -> None:
+    def __init__(self, rows: RowSet, context: StepContext, *, by_head: bool = False, buffer: str = "gathered") -> None:
+        shape = context.shape
         num_blocks = round_up(int(rows.num_blocks.max()), shape.block_unit)
         self.width = num_blocks * shape.block_size
-        batch = len(rows) * shape.num_kv_heads
-        gathered = workspace.view(buffer, dtype, 2, batch, self.width, shape.head_size)
+        gathered = context.buffer(buffer, 2, len(rows) * shape.num_kv_heads, self.width, shape.head_size)
         self.key, self.value = gathered.unbind(0)
-        self._index = run_index(_block_ids(rows, num_blocks, block_table), shape.num_kv_heads, by_head=by_head)
+        self._index = run_index(_block_ids(rows, num_blocks, context.block_table), shape.num_kv_heads, by_head=by_head)
         runs = (len(self._index), shape.block_size * shape.head_size)
-        self._wide = None if dtype == cache_dtype else gathered.view(runs)
-        self._target = gathered.view(runs) if self._wide is None else workspace.view("narrow", cache_dtype, *runs)
+        self._target, self._wide = gathered.view(runs), None
+        if context.dtype != context.cache_dtype:
+            self._target, self._wide = context.workspace.view("narrow", context.cache_dtype, *runs), gathered.view(runs)
         self._token_rows = gathered.view(-1, shape.head_size)
         stale = _stale_rows(rows, self.width, shape, by_head)
-        self._stale = torch.from_numpy(stale).to(block_table.device) if stale.size else None
+        self._stale = torch.from_numpy(stale).to(context.device) if stale.size else None
 
     def run(self, runs: torch.Tensor) -> None:
         """``runs``: the layer's cache as [runs, block_size * head_size]."""
@@ -68,15 +59,14 @@ def _stale_rows(rows: RowSet, width: int, shape: Shape, by_head: bool) -> np.nda
     That is the end of a row's last block, and of its copies where the only block also serves as padding.
     """
     kept = rows.kv_len - rows.first_block * shape.block_size
-    used = min(round_up(int(kept.max()), shape.columns), width)
-    if (kept == used).all():
+    if (kept == width).all():
         return np.empty(0, np.int64)
-    if used > shape.block_size and (rows.num_blocks == 1).any():
-        slots = np.broadcast_to(np.arange(used), (len(rows), used))
+    if width > shape.block_size and (rows.num_blocks == 1).any():
+        slots = np.broadcast_to(np.arange(width), (len(rows), width))
         source = np.where(slots < (rows.num_blocks * shape.block_size)[:, None], slots, slots % shape.block_size)
     else:
         slots = source = ((rows.num_blocks - 1) * shape.block_size)[:, None] + np.arange(shape.block_size)
-    row, column = np.nonzero((source >= kept[:, None]) & (slots < used))
+    row, column = np.nonzero(source >= kept[:, None])
     slot = slots[row, column]
     head = np.arange(shape.num_kv_heads)[:, None]
     batch = head * len(rows) + row if by_head else row * shape.num_kv_heads + head

@@ -6,10 +6,12 @@ from dataclasses import dataclass
 
 import torch
 
-from .gather import Gather
-from .mask import causal_mask
-from .plan import RowSet, Shape, round_up, tile_width
-from .workspace import Workspace
+from pegboard_plugins.attention.context import StepContext
+from pegboard_plugins.attention.gather import Gather
+from pegboard_plugins.attention.mask import causal_mask
+from pegboard_plugins.attention.plan import tile_width
+from pegboard_plugins.attention.rows import RowSet
+from pegboard_plugins.attention.shape import round_up
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,21 +46,12 @@ class Tile:
 class RowGroup:
     """Rows of one section that are gathered together."""
 
-    def __init__(
-        self,
-        rows: RowSet,
-        block_table: torch.Tensor,
-        query: torch.Tensor,
-        out: torch.Tensor,
-        shape: Shape,
-        workspace: Workspace,
-        cache_dtype: torch.dtype,
-    ) -> None:
+    def __init__(self, rows: RowSet, query: torch.Tensor, out: torch.Tensor, context: StepContext) -> None:
         """``query``, ``out``: this group's part of the section's buffers, [N, kv heads, query len, group size, head size]."""
-        self._gather = Gather(rows, block_table, shape, workspace, query.dtype, cache_dtype)
-        step = tile_width(len(rows), query.shape[2], self._gather.width, shape)
+        self._gather = Gather(rows, context)
+        step = tile_width(len(rows), query.shape[2], self._gather.width, context.shape)
         self._tiles = [
-            self._tile(rows, begin, min(begin + step, query.shape[2]), query, out, shape, workspace)
+            self._tile(rows, begin, min(begin + step, query.shape[2]), query, out, context)
             for begin in range(0, query.shape[2], step)
         ]
 
@@ -68,15 +61,14 @@ class RowGroup:
         for tile in self._tiles:
             tile.run(soft_cap)
 
-    def _tile(
-        self, rows: RowSet, begin: int, end: int, query: torch.Tensor, out: torch.Tensor, shape: Shape, workspace: Workspace
-    ) -> Tile:
-        batch, group, window = query.shape[0] * query.shape[1], query.shape[3], shape.sliding_window
+    def _tile(self, rows: RowSet, begin: int, end: int, query: torch.Tensor, out: torch.Tensor, context: StepContext) -> Tile:
+        shape = context.shape
+        batch, group, window = len(rows) * shape.num_kv_heads, shape.group, shape.sliding_window
         positions = rows.positions(begin, end, shape.block_size)
         high = round_up(int(positions.max()) + 1, shape.columns)
         low = 0 if window is None else max(int(positions.min()) - window + 1, 0) // shape.columns * shape.columns
-        mask = causal_mask(positions, low, high, group, window, shape.columns, query.dtype, query.device)
-        scores = workspace.view("scores", query.dtype, batch, (end - begin) * group, high - low)
+        mask = causal_mask(positions, low, high, context)
+        scores = context.buffer("scores", batch, (end - begin) * group, high - low)
         return Tile(
             query=query.flatten(0, 1).flatten(1, 2)[:, begin * group : end * group],
             key_t=self._gather.key[:, low:high].transpose(1, 2),

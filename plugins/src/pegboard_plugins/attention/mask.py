@@ -7,6 +7,8 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
+from pegboard_plugins.attention.context import StepContext
+
 WRITTEN_OUT = 1 << 18
 """Numbers in the largest mask that is written out for every head of a group: fewer dimensions are added faster."""
 
@@ -32,20 +34,12 @@ class Mask:
         return self.values.unsqueeze(0 if by_head else 1)
 
 
-def causal_mask(
-    positions: np.ndarray,
-    low: int,
-    high: int,
-    group: int,
-    window: int | None,
-    columns: int,
-    dtype: torch.dtype,
-    device: torch.device,
-) -> Mask | None:
+def causal_mask(positions: np.ndarray, low: int, high: int, context: StepContext) -> Mask | None:
     """Mask for queries at ``positions`` [N, queries] over keys ``low … high - 1``; None where nothing is hidden."""
+    shape, window = context.shape, context.shape.sliding_window
     before_window = window is not None and int(positions.max()) - window >= low
     # Whole vectors of columns from where the first key is hidden; all columns if the window hides some in front.
-    begin = low if before_window else max((int(positions.min()) + 1) // columns * columns, low)
+    begin = low if before_window else max((int(positions.min()) + 1) // shape.columns * shape.columns, low)
     if begin >= high:
         return None
     key = np.arange(begin, high)
@@ -54,8 +48,8 @@ def causal_mask(
         hidden |= key <= positions[:, :, None] - window
     if not hidden.any():
         return None
-    values = torch.zeros(hidden.shape, dtype=dtype, device=device)
-    values.masked_fill_(torch.from_numpy(hidden).to(device), float("-inf"))
-    if values.shape[1] > 1 and values.numel() * group > WRITTEN_OUT:
+    values = torch.zeros(hidden.shape, dtype=context.dtype, device=context.device)
+    values.masked_fill_(torch.from_numpy(hidden).to(context.device), float("-inf"))
+    if values.shape[1] > 1 and values.numel() * shape.group > WRITTEN_OUT:
         return Mask(values.unsqueeze(2), begin - low)
-    return Mask(values.repeat_interleave(group, 1) if values.shape[1] > 1 else values, begin - low)
+    return Mask(values.repeat_interleave(shape.group, 1) if values.shape[1] > 1 else values, begin - low)

@@ -4,37 +4,29 @@ from __future__ import annotations
 
 import torch
 
-from . import plan
-from .group import RowGroup
-from .plan import RowSet, Shape
-from .staging import BY_ROW, Staging
-from .workspace import Workspace
+from pegboard_plugins.attention.context import StepContext
+from pegboard_plugins.attention.group import RowGroup
+from pegboard_plugins.attention.plan import groups
+from pegboard_plugins.attention.rows import RowSet
+from pegboard_plugins.attention.staging import BY_ROW, Staging
 
 
 class Section:
     """Built once per step; ``run`` once per layer."""
 
-    def __init__(
-        self,
-        rows: RowSet,
-        block_table: torch.Tensor,
-        shape: Shape,
-        workspace: Workspace,
-        dtype: torch.dtype,
-        cache_dtype: torch.dtype,
-    ) -> None:
-        """``dtype`` is the type in which attention computes, ``cache_dtype`` that of the cache."""
-        parts = plan.groups(rows, shape)
+    def __init__(self, rows: RowSet, context: StepContext) -> None:
+        shape = context.shape
+        parts = groups(rows, shape)
         rows = RowSet.concatenate(parts)
         query_len = int(rows.query_len.max())
-        dims = (len(rows), shape.num_kv_heads, query_len, shape.num_heads // shape.num_kv_heads, shape.head_size)
-        query, out = workspace.view("query", dtype, *dims), workspace.view("out", dtype, *dims)
+        dims = (len(rows), shape.num_kv_heads, query_len, shape.group, shape.head_size)
+        query, out = context.buffer("query", *dims), context.buffer("out", *dims)
         self._staging = Staging(rows, query, out, BY_ROW)
         self._groups = []
         begin = 0
         for part in parts:
             end = begin + len(part)
-            self._groups.append(RowGroup(part, block_table, query[begin:end], out[begin:end], shape, workspace, cache_dtype))
+            self._groups.append(RowGroup(part, query[begin:end], out[begin:end], context))
             begin = end
 
     @property

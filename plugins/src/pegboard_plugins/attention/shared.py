@@ -4,39 +4,25 @@ from __future__ import annotations
 
 import torch
 
-from . import plan
-from .gather import Gather
-from .mask import causal_mask
-from .plan import RowSet, Shape
-from .staging import BY_HEAD, Staging
-from .workspace import Workspace
+from pegboard_plugins.attention.context import StepContext
+from pegboard_plugins.attention.gather import Gather
+from pegboard_plugins.attention.mask import causal_mask
+from pegboard_plugins.attention.rows import RowSet
+from pegboard_plugins.attention.staging import BY_HEAD, Staging
 
 
 class SharedSection:
     """Built once per step; ``run`` once per layer. Same results as ``Section`` up to rounding."""
 
-    def __init__(
-        self,
-        rows: RowSet,
-        common_blocks: int,
-        block_table: torch.Tensor,
-        shape: Shape,
-        workspace: Workspace,
-        dtype: torch.dtype,
-        cache_dtype: torch.dtype,
-    ) -> None:
+    def __init__(self, rows: RowSet, common_blocks: int, context: StepContext) -> None:
         """``rows`` have their first ``common_blocks`` blocks in common, all before their new tokens; no sliding window."""
-        self._prefix = Gather(
-            rows.prefix(common_blocks, shape.block_size), block_table, shape, workspace, dtype, cache_dtype, buffer="prefix"
-        )
+        shape = context.shape
+        self._prefix = Gather(rows.prefix(common_blocks, shape.block_size), context, buffer="prefix")
         own = rows.after(common_blocks)
         keys = (common_blocks + int(own.num_blocks.max())) * shape.block_size
         per_row = keys * shape.num_heads * int(rows.query_len.max()) * shape.itemsize
-        step = max(plan.GROUP_BYTES // per_row, 1)
-        self._parts = [
-            _Part(own.take(slice(begin, begin + step)), self._prefix, block_table, shape, workspace, dtype, cache_dtype)
-            for begin in range(0, len(rows), step)
-        ]
+        step = max(shape.limits.group_bytes // per_row, 1)
+        self._parts = [_Part(own.take(slice(begin, begin + step)), self._prefix, context) for begin in range(0, len(rows), step)]
 
     @property
     def stagings(self) -> list[Staging]:
@@ -53,34 +39,26 @@ class SharedSection:
 class _Part:
     """Some of the rows; the first dimension of everything is the key head, then the row."""
 
-    def __init__(
-        self,
-        rows: RowSet,
-        prefix: Gather,
-        block_table: torch.Tensor,
-        shape: Shape,
-        workspace: Workspace,
-        dtype: torch.dtype,
-        cache_dtype: torch.dtype,
-    ) -> None:
+    def __init__(self, rows: RowSet, prefix: Gather, context: StepContext) -> None:
         """``rows`` count from behind the common blocks."""
-        heads, group = shape.num_kv_heads, shape.num_heads // shape.num_kv_heads
+        shape = context.shape
+        heads, group = shape.num_kv_heads, shape.group
         query_len = int(rows.query_len.max())
         dims = (heads, len(rows), query_len, group, shape.head_size)
-        query, out = workspace.view("query", dtype, *dims), workspace.view("out", dtype, *dims)
+        query, out = context.buffer("query", *dims), context.buffer("out", *dims)
         self.staging = Staging(rows, query, out, BY_HEAD)
-        self._own = Gather(rows, block_table, shape, workspace, dtype, cache_dtype, by_head=True)
+        self._own = Gather(rows, context, by_head=True)
         self._query_by_head, self._query_by_row = query.flatten(1, 3), query.flatten(0, 1).flatten(1, 2)
         self._out_by_head, self._out_by_row = out.flatten(1, 3), out.flatten(0, 1).flatten(1, 2)
         self._prefix_key_t, self._own_key_t = prefix.key.transpose(1, 2), self._own.key.transpose(1, 2)
         self._prefix_value = prefix.value
         width = prefix.width + self._own.width
-        self._scores = workspace.view("scores", dtype, heads, len(rows) * query_len * group, width)
+        self._scores = context.buffer("scores", heads, len(rows) * query_len * group, width)
         self._prefix_scores = self._scores[..., : prefix.width]
         by_row = self._scores.view(heads * len(rows), query_len * group, width)
         self._own_scores = by_row[..., prefix.width :]
         positions = rows.positions(0, query_len, shape.block_size)
-        mask = causal_mask(positions, 0, self._own.width, group, None, shape.columns, dtype, query.device)
+        mask = causal_mask(positions, 0, self._own.width, context)
         self._masked = None if mask is None else mask.part_of(self._own_scores, by_head=True)
         self._mask = None if mask is None else mask.addend(by_head=True)
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 import torch
 
-from .plan import RowSet
-from .workspace import Workspace
+from pegboard_plugins.attention.rows import RowSet
+from pegboard_plugins.attention.workspace import Workspace
 
 BY_ROW = (0, 2, 1, 3, 4)
 """[rows, kv heads, queries, group, head size] out of [rows, queries, kv heads, group, head size]."""

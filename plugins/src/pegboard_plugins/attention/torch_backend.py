@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import ClassVar
 
 import torch
@@ -15,13 +15,15 @@ from pegboard.contracts.attention import (
     GraphSupport,
     Support,
 )
-
-from .cache_layout import kv_cache_shape, slot_rows, write_tokens
-from .plan import EXACT_KEYS, RowSet, Shape, sections, shared_sets
-from .section import Section
-from .shared import SharedSection
-from .staging import Collector
-from .workspace import Workspace
+from pegboard_plugins.attention.cache_layout import kv_cache_shape, slot_rows, write_tokens
+from pegboard_plugins.attention.context import StepContext
+from pegboard_plugins.attention.plan import sections, shared_sets
+from pegboard_plugins.attention.rows import RowSet
+from pegboard_plugins.attention.section import Section
+from pegboard_plugins.attention.shape import ACCELERATOR, CPU, Shape
+from pegboard_plugins.attention.shared import SharedSection
+from pegboard_plugins.attention.staging import Collector
+from pegboard_plugins.attention.workspace import Workspace
 
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 _DEVICES = ("cpu", "cuda")
@@ -71,6 +73,7 @@ class TorchAttentionBackend(AttentionBackend):
         self._dtype = _DTYPES[query.dtype]
         if self._dtype == torch.float16 and self._device.type == "cpu":
             self._dtype = torch.float32
+        self.limits = CPU if self._device.type == "cpu" else ACCELERATOR
         self._run_size = query.block_size * query.head_size
         self._workspace = Workspace(self._device)
 
@@ -97,8 +100,16 @@ class TorchAttentionBackend(AttentionBackend):
     def plan(self, common: CommonAttentionMetadata, window: int | None) -> StepPlan:
         """Sections of one step for layers with sliding window ``window``."""
         query = self.query
-        shape = Shape(query.num_heads, query.num_kv_heads, query.head_size, common.block_size, self._dtype.itemsize, window)
-        build = (common.block_table, shape, self._workspace)
+        shape = Shape(
+            num_heads=query.num_heads,
+            num_kv_heads=query.num_kv_heads,
+            head_size=query.head_size,
+            block_size=common.block_size,
+            itemsize=self._dtype.itemsize,
+            sliding_window=window,
+            limits=self.limits,
+        )
+        context = StepContext(common.block_table, shape, self._workspace, self._dtype, self._cache_dtype)
         # Finding common prefixes needs the table on the host: on other devices that would wait for them.
         table = common.block_table.numpy() if common.block_table.device.type == "cpu" else None
         plan: list[Section | SharedSection] = []
@@ -106,9 +117,9 @@ class TorchAttentionBackend(AttentionBackend):
             alone: RowSet | None = rows
             if table is not None:
                 sets, alone = shared_sets(rows, table, shape)
-                plan += [SharedSection(*found, *build, self._dtype, self._cache_dtype) for found in sets]
+                plan += [SharedSection(members, blocks, context) for members, blocks in sets]
             if alone is not None:
-                plan.append(Section(alone, *build, self._section_dtype(alone, shape), self._cache_dtype))
+                plan.append(Section(alone, replace(context, dtype=self._section_dtype(alone, shape))))
         stagings = [staging for section in plan for staging in section.stagings]
         if all(staging.is_span for staging in stagings):
             return StepPlan(plan, None)
@@ -116,7 +127,7 @@ class TorchAttentionBackend(AttentionBackend):
 
     def _section_dtype(self, rows: RowSet, shape: Shape) -> torch.dtype:
         keys = len(rows) * int(rows.num_blocks.max()) * shape.block_size
-        small = self._device.type == "cpu" and rows.query_len[0] == 1 and keys <= EXACT_KEYS
+        small = rows.query_len[0] == 1 and keys <= shape.limits.float32_keys
         return torch.float32 if small else self._dtype
 
     def forward(

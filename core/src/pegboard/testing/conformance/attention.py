@@ -10,6 +10,7 @@ from __future__ import annotations
 import dataclasses
 from typing import Any, ClassVar
 
+import numpy as np
 import pytest
 
 from pegboard.contracts.attention import AttentionBackend, AttentionQuery
@@ -129,15 +130,38 @@ class AttentionBackendConformance:
 
     @pytest.mark.parametrize("limits", ["plain", "window"])
     @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-    def test_rows_that_share_prefix_blocks(self, dtype: str, limits: str) -> None:
-        session = self.session(self.query("smollm2", dtype, limits), num_blocks=96)
+    @pytest.mark.parametrize("block_size", [8, 16, 32, 64])
+    def test_rows_that_share_prefix_blocks(self, dtype: str, limits: str, block_size: int) -> None:
+        session = self.session(self.query("no_groups", dtype, limits, block_size=block_size), num_blocks=96)
         session.check([("p0", 69), ("other", 20)])
         for i in range(1, 5):
             session.fork("p0", f"p{i}", 64)
-        session.fork("p0", "short", 16)
+        session.fork("p0", "short", 64 if block_size == 64 else 32)
         session.check([("p1", 3), ("p2", 9), ("other", 1), ("p3", 9), ("p4", 1), ("short", 2)])
         for _ in range(2):
             session.check([("p0", 1), ("p1", 1), ("p2", 1), ("other", 1), ("p3", 1), ("p4", 1), ("short", 1)])
+
+    @pytest.mark.parametrize("seed", range(12))
+    def test_random_schedules(self, seed: int) -> None:
+        """Rows come, share prefixes, get chunks or one token or nothing, and go; their blocks are used again."""
+        rng = np.random.default_rng(seed)
+        limits = list(LIMITS)[seed % len(LIMITS)]
+        block_size = (8, 16, 64)[seed % 3]
+        query = self.query("no_groups", "float32", limits, num_heads=2, num_kv_heads=1 + seed % 2, block_size=block_size)
+        session = self.session(query, num_blocks=400, seed=seed)
+        for step in range(12):
+            names = list(session.rows)
+            if names and rng.random() < 0.4:
+                parent = names[rng.integers(len(names))]
+                whole = session.rows[parent].length // query.block_size * query.block_size
+                if whole:
+                    session.fork(parent, f"fork{step}", whole)
+            if len(names) > 4 and rng.random() < 0.5:
+                session.forget(names[rng.integers(len(names))])
+            names = [*session.rows, f"new{step}"]
+            rng.shuffle(names)
+            new = [(name, int(rng.choice([0, 1, 1, 1, int(rng.integers(2, 3 * block_size))]))) for name in names]
+            session.check([(name, max(count, 1) if name.startswith("new") else count) for name, count in new])
 
     def test_rows_with_consecutive_blocks(self) -> None:
         session = self.session(self.query(), contiguous=True)
@@ -201,7 +225,7 @@ class AttentionBackendConformance:
         step.key.fill_(float("inf"))
         step.value.fill_(float("nan"))
         session.run(step)
-        session.free += session.rows.pop("old").blocks
+        session.forget("old")
         session.check([("a", 3), ("b", 18)])
         session.check([("a", 1), ("b", 1)])
 
