@@ -105,6 +105,11 @@ def measure(engines: dict[str, Engine], workload: str, reps: int, quiet: float) 
         for name, engine in engines.items():
             loads.append(wait_quiet(quiet))
             result = engine.run(workload, seed=rep)
+            print(
+                f"{workload} #{rep} {name}: {result['tokens_per_s']} tokens/s in {result['wall_s']} s",
+                file=sys.stderr,
+                flush=True,
+            )
             if name not in best or result["tokens_per_s"] > best[name]["tokens_per_s"]:
                 best[name] = result
     hf = max(b["tokens_per_s"] for n, b in best.items() if n.startswith("hf_"))

@@ -210,13 +210,14 @@ def _map_future(future: Future[Any], pick: Callable[[Any], Any]) -> Future[Any]:
     mapped: Future[Any] = Future()
 
     def done(source: Future[Any]) -> None:
-        if mapped.cancelled():
+        if not mapped.set_running_or_notify_cancel():
             return
-        error = source.exception()
-        if error is not None:
+        try:
+            result = pick(source.result())
+        except BaseException as error:  # whatever it is, whoever waits must get it: also a cancelled call, or too few replies
             mapped.set_exception(error)
         else:
-            mapped.set_result(pick(source.result()))
+            mapped.set_result(result)
 
     future.add_done_callback(done)
     return mapped

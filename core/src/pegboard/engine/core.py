@@ -49,7 +49,7 @@ class EngineCore:
         check_context(config, composition.spec)
         hook = composition.host.hook
         self.executor: Executor = composition.create("executor")
-        ending = _Ending(self.executor, hook)
+        ending = _Ending(self.executor, composition.host)
         self._stop = weakref.finalize(self, ending)
         try:
             specs, reports = self.executor.get_kv_cache_specs(), self.executor.determine_available_memory()
@@ -57,11 +57,13 @@ class EngineCore:
             self.info = ending.info = EngineInfo.of(config, composition.spec, kv_config)
             hook.engine_starting(info=self.info)
             self.executor.initialize_from_config(kv_config)
-            self.scheduler: Scheduler = composition.create("scheduler", kv_config=kv_config)
+            ending.sinks = composition.create_all("event_sink")
+            sinks = list(ending.sinks.values())
+            self.scheduler: Scheduler = composition.create("scheduler", kv_config=kv_config, event_sinks=sinks)
             self.executor.register_failure_callback(_weakly(self._on_executor_failure))
             hook.engine_ready(info=self.info)
         except BaseException:
-            self._stop()
+            self._let_go()
             raise
 
     # -- the loop ----------------------------------------------------------------------------------------------------
@@ -80,7 +82,8 @@ class EngineCore:
             step = self._in_flight.popleft()
             return self.scheduler.update_from_output(step.plan, self._result(step))
         except Exception as error:
-            raise self._die(error) from error
+            dead = self._die(error)
+            raise dead from dead.__cause__ or error
         except BaseException as interrupt:  # a step cut in the middle leaves parts that do not agree
             self._die(interrupt)
             raise
@@ -155,7 +158,8 @@ class EngineCore:
         try:
             self.executor.check_health()
         except Exception as error:
-            raise self._die(error) from error
+            dead = self._die(error)
+            raise dead from dead.__cause__ or error
 
     def shutdown(self) -> None:
         """Stop the workers. Idempotent; also done when the object goes away and when the process ends."""
@@ -182,11 +186,15 @@ class EngineCore:
         """Remember the root cause (the executor's report comes before its symptoms) and let go of the workers."""
         self._failure = self._failure or error
         self._in_flight.clear()
+        self._let_go()
+        return EngineDeadError(self._failure)
+
+    def _let_go(self) -> None:
+        """Stop after a failure. What fails then too is a symptom, and must not take the place of the cause."""
         try:
             self._stop()
         except Exception:
             log.warning("shutting down after a failure failed too", exc_info=True)
-        return EngineDeadError(self._failure)
 
 
 def _weakly(method: Callable[[BaseException], None]) -> Callable[[BaseException], None]:
@@ -204,12 +212,25 @@ def _weakly(method: Callable[[BaseException], None]) -> Callable[[BaseException]
 class _Ending:
     """What happens once when the core ends. Holds no reference to the core: it also runs when that is gone."""
 
-    def __init__(self, executor: Executor, hook: Any) -> None:
-        self._executor, self._hook = executor, hook
+    def __init__(self, executor: Executor, host: PluginHost) -> None:
+        self._executor, self._host = executor, host
         self.info: EngineInfo | None = None
+        self.sinks: Mapping[str, EventSink] = {}
 
     def __call__(self) -> None:
+        """Tell the plugins and close the event sinks, then stop the workers. What one of them raises keeps no other from ending."""
         try:
-            self._hook.engine_stopping(info=self.info)
+            for record in self._host.records:
+                if record.active and "engine_stopping" in record.hooks:
+                    self._guarded(partial(self._host.only, record, "engine_stopping", info=self.info), f"engine_stopping of {record.label}")
+            for name, sink in self.sinks.items():
+                self._guarded(sink.close, f"closing event sink {name!r}")
         finally:
             self._executor.shutdown()
+
+    @staticmethod
+    def _guarded(end: Callable[[], object], doing: str) -> None:
+        try:
+            end()
+        except Exception:
+            log.warning("%s failed", doing, exc_info=True)

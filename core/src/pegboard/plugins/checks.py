@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from pegboard.plugins.class_path import contract_class, contract_problems, missing_members
 from pegboard.plugins.errors import PluginError
 from pegboard.plugins.provider import KINDS, Provider
-from pegboard.plugins.suggestions import CAPABILITY_PACKAGES
+from pegboard.plugins.suggestions import CAPABILITY_PACKAGES, did_you_mean
 
 if TYPE_CHECKING:
     from pegboard.config import EngineConfig
@@ -59,6 +59,8 @@ def capability_problems(config: EngineConfig, parts: Mapping[str, Provider], hos
 
 def _lacking(who: str, kind: str, capability: str, parts: Mapping[str, Provider], host: PluginHost) -> str:
     part = parts.get(kind)
+    if kind not in KINDS:
+        return f"{who} needs {capability!r} of {kind!r}, which is no kind of part{did_you_mean(kind, KINDS)}"
     if part is None or capability in part.capabilities:
         return ""
     able = [n for n, p in host.providers(kind).items() if capability in p.capabilities]

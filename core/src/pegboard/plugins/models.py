@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from typing import TYPE_CHECKING
 
 from pegboard.contracts.model import ModelSpec
@@ -16,24 +17,34 @@ if TYPE_CHECKING:
     from pegboard.plugins.host import PluginHost
     from pegboard.plugins.record import PluginRecord
 
+logger = logging.getLogger(__name__)
+
 
 def resolve(ref: str, config: EngineConfig, host: PluginHost) -> ModelSource:
     """Ask the active plugins, then the others: a plugin that is merely installed cannot take a reference away, but naming what
     only it knows is choosing it."""
     active = [r for r in host.records if r.loaded and r.active and "resolve_model" in r.hooks]
     refusal: ModelNotFound | None = None
+    failure: PluginError | ValueError | None = None
     for group in (active, *([r] for r in host.records if r.loaded and not r.active and "resolve_model" in r.hooks)):
         try:
             source = _ask(group, ref, config, host)
         except ModelNotFound as error:
             refusal = refusal or error
             continue
+        except (PluginError, ValueError) as error:
+            if group is active:
+                raise
+            logger.warning("model: a plugin that is not in use could not be asked for %r: %s", ref, error)
+            failure = failure or error
+            continue
         if source is not None:
             if group is not active:
                 host.activate(group[0].name)
             return source
-    if refusal is not None:
-        raise refusal
+    problem = refusal or failure
+    if problem is not None:
+        raise problem
     asked = [r.label for r in host.records if r.loaded and "resolve_model" in r.hooks]
     who = f"asked: {', '.join(asked)}" if asked else "no installed plugin resolves models; pip install pegboard-plugins"
     raise ModelNotFound(

@@ -44,6 +44,8 @@ def _stated(host: PluginHost, plugin: Any, label: str) -> list[ConfigSection]:
     for section in stated:
         if not isinstance(section, ConfigSection):
             raise PluginError(f"config_sections of {label} must give ConfigSection objects, but gave {section!r}")
+        if not isinstance(section.name, str):
+            raise PluginError(f"config_sections of {label} gives a section named {section.name!r}; a name is text")
     return stated
 
 
@@ -61,8 +63,13 @@ def model_of(section: ConfigSection) -> Any:
 
 
 def section_of(host: PluginHost, plugins: PluginsConfig, plugin: str) -> Any:
-    """The validated section of ``plugin``; defaults where the configuration says nothing; None without a model."""
-    section = sections(host).get(plugin)
+    """The validated section of ``plugin``; defaults where the configuration says nothing; None without a model.
+
+    Asks that plugin alone: what others claim, or fail to tell, is no matter of its parts.
+    """
+    record = host.record(plugin)
+    stated = sections_of(host, record) if record is not None and record.loaded else []
+    section = next((s for s in stated if s.name == plugin), None)
     if section is None:
         return None
     model = model_of(section)

@@ -83,6 +83,9 @@ class Provider:
             if isinstance(value, str) or not isinstance(value, Iterable):
                 raise PluginError(f"{type(self).__name__}({self.name!r}): {name} must be a set of strings, got {value!r}")
             object.__setattr__(self, name, frozenset(value))
+        for need in self.requires:
+            if not (isinstance(need, str) and all(need.partition("."))):
+                raise PluginError(f"{type(self).__name__}({self.name!r}): requires holds {need!r}; write 'kind.capability'")
 
     def load(self) -> Callable[..., Any]:
         """The class or factory behind ``target``. Raises whatever importing it raises."""
@@ -167,6 +170,12 @@ class ModelProvider(Provider):
     kind = _kind("model", "models", "model:Model", "architectures")
     architectures: tuple[str, ...] = ()
     spec: str = ""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if isinstance(self.architectures, str) or not isinstance(self.architectures, Iterable):
+            raise PluginError(f"ModelProvider({self.name!r}): architectures must be a list of names, got {self.architectures!r}")
+        object.__setattr__(self, "architectures", tuple(self.architectures))
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -66,11 +66,6 @@ class PluginRecord:
             return f"plugin {self.name!r} (given directly)"
         return f"plugin {self.entry_point!r} of {self.distribution} {self.version}"
 
-    @property
-    def owner(self) -> str:
-        """The shortest unambiguous prefix for ``owner:provider``."""
-        return self.distribution or self.name
-
     def fail(self, status: PluginStatus, reason: str, exception: BaseException | None = None) -> None:
         self.status, self.reason, self.exception = status, reason, exception
         self.active = self.automatic = False

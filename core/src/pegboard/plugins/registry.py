@@ -75,7 +75,7 @@ class Registry:
             usable = [o for o in offers if not o.reason]
             preferred = _preferred(usable)
             for offer in usable:
-                found[name if offer is preferred else f"{offer.record.owner}:{name}"] = offer.provider
+                found[name if offer is preferred else _full_name(offer, usable)] = offer.provider
         return dict(sorted(found.items()))
 
     def duplicates(self) -> list[tuple[str, str, str]]:
@@ -164,12 +164,23 @@ def _preferred(usable: Sequence[Offer]) -> Offer | None:
     return usable[0] if len(usable) == 1 else None
 
 
+def _owner(offer: Offer, offers: Sequence[Offer]) -> str:
+    """What names the plugin of ``offer`` among ``offers``: its distribution, unless that has several of them."""
+    distribution = offer.record.distribution
+    alone = sum(o.record.distribution == distribution for o in offers) == 1
+    return distribution if distribution and alone else offer.record.name
+
+
+def _full_name(offer: Offer, offers: Sequence[Offer]) -> str:
+    return f"{_owner(offer, offers)}:{offer.provider.name}"
+
+
 def _duplicate_text(kind: str, name: str, offers: Sequence[Offer], preferred: Offer | None) -> str:
     who = " and ".join(o.record.label for o in offers)
-    choices = " or ".join(repr(f"{o.record.owner}:{name}") for o in offers if o is not preferred)
+    choices = " or ".join(repr(_full_name(o, offers)) for o in offers if o is not preferred)
     if preferred is not None:
         return f"{kind} {name!r} is offered by {who}; the name means the standard part, and {choices} chooses the other"
-    blockable = " or ".join(sorted({o.record.owner for o in offers}))
+    blockable = " or ".join(sorted({_owner(o, offers) for o in offers}))
     return (
         f"{kind} {name!r} is offered by {who}; name the one you want as {choices}, or keep one out with "
         f"plugins.block = [...] ({blockable})"

@@ -4,10 +4,26 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING
 
 from pegboard.plugins.discovery import host_version, installed_version, normalized
+from pegboard.plugins.errors import PluginError
 from pegboard.plugins.markers import PROJECT
 from pegboard.plugins.record import PluginRecord
+
+if TYPE_CHECKING:
+    from packaging.requirements import Requirement
+
+
+def parse_requirement(text: str) -> Requirement:
+    """One entry of ``plugins.required``. Raises ``PluginError`` with what is wrong with it."""
+    from packaging.requirements import InvalidRequirement, Requirement
+
+    try:
+        return Requirement(text)
+    except InvalidRequirement as error:
+        reason = str(error).partition("\n")[0]
+        raise PluginError(f"{text!r} is no requirement: {reason}; write 'name' or 'name>=version'") from None
 
 
 def host_refused(record: PluginRecord, requires: Iterable[str]) -> str:
@@ -32,17 +48,13 @@ def host_refused(record: PluginRecord, requires: Iterable[str]) -> str:
 
 def requirement_problems(required: Sequence[str], records: Iterable[PluginRecord]) -> list[str]:
     """One sentence per entry of ``plugins.required`` that this installation does not satisfy."""
-    if not required:
-        return []
-    from packaging.requirements import InvalidRequirement, Requirement
-
     problems = []
     records = list(records)
     for line in required:
         try:
-            requirement = Requirement(line)
-        except InvalidRequirement:
-            problems.append(f"plugins.required: {line!r} is no requirement; write 'name' or 'name>=version'")
+            requirement = parse_requirement(line)
+        except PluginError as error:
+            problems.append(f"plugins.required: {error}")
             continue
         version = installed_version(requirement.name)
         own = [r for r in records if r.distribution == normalized(requirement.name)]

@@ -19,7 +19,7 @@ def root_key(block_size: int, salt: str | None = None, extra: Iterable[bytes] = 
     """What the first block's key is chained to. ``salt`` and ``extra`` (adapter, image content) separate equal tokens that
     must not share blocks; as every later key follows from the first, they are hashed once. An empty salt is none."""
     digest = hashlib.sha256(_DOMAIN + struct.pack("<Q", block_size))
-    for part in (b"salt:" + salt.encode() if salt else b"", *extra):
+    for part in (b"salt:" + salt.encode("utf-8", "surrogatepass") if salt else b"", *extra):
         digest.update(struct.pack("<Q", len(part)) + part)
     return digest.digest()
 

@@ -11,6 +11,7 @@ from gguf import GGMLQuantizationType
 
 from pegboard.contracts.weight_loader import WeightsError
 from pegboard_plugins.loaders.gguf_metadata import GGUFFile
+from pegboard_plugins.loaders.gguf_names import one_for_all
 
 ARCHITECTURES = {
     "llama": ("LlamaForCausalLM", "llama"),
@@ -95,9 +96,7 @@ class _Keys:
 
     def count(self, key: str, default: int | None = None) -> int:
         """A whole number above zero. A list of equal numbers, one per layer, counts as one."""
-        value = self.need(key) if default is None else self.get(key, default)
-        if isinstance(value, list) and value and len(set(value)) == 1:
-            value = value[0]
+        value = one_for_all(self.need(key) if default is None else self.get(key, default))
         if not isinstance(value, int) or value < 1:
             raise WeightsError(
                 f"{self._file.path}: the metadata key {self._prefix}.{key} is {value!r}, not one count for all layers"

@@ -39,6 +39,11 @@ def hf_name(name: str) -> str:
     return f"{_OUTER[stem]}.{kind}" if stem in _OUTER else name
 
 
+def one_for_all(value: Any) -> Any:
+    """A metadata value that may be given per layer: what all layers agree on, or else the value as it is."""
+    return value[0] if isinstance(value, list) and value and len(set(value)) == 1 else value
+
+
 def row_order(name: str, rows: int, metadata: Mapping[str, Any]) -> npt.NDArray[np.int64] | None:
     """For each row in Hugging Face's order its row in the file; None if the orders are the same.
 
@@ -49,9 +54,9 @@ def row_order(name: str, rows: int, metadata: Mapping[str, Any]) -> npt.NDArray[
     match = _PERMUTED.fullmatch(name)
     if architecture != "llama" or match is None:
         return None
-    heads = metadata.get(f"{architecture}.attention.head_count")
+    heads = one_for_all(metadata.get(f"{architecture}.attention.head_count"))
     if match[1] == "k":
-        heads = metadata.get(f"{architecture}.attention.head_count_kv", heads)
+        heads = one_for_all(metadata.get(f"{architecture}.attention.head_count_kv", heads))
     if not isinstance(heads, int) or heads < 1 or rows % (2 * heads):
         return None
     return np.arange(rows).reshape(heads, rows // heads // 2, 2).swapaxes(1, 2).reshape(rows)

@@ -102,7 +102,7 @@ def read_header(file: Path) -> list[TensorEntry]:
         raise WeightsError(f"{file} cannot be read: {e.strerror or e}") from e
     try:
         parsed = json.loads(header)
-    except ValueError as e:
+    except (ValueError, RecursionError) as e:
         raise WeightsError(f"{file} is corrupt: its header is not JSON ({e})") from None
     if not isinstance(parsed, dict):
         raise WeightsError(f"{file} is corrupt: its header is not a JSON object")
@@ -140,7 +140,7 @@ def _check_layout(file: Path, header: dict[str, Any], data_bytes: int) -> None:
             raise WeightsError(f"{file} is corrupt: entry {name!r} is {entry!r}, without dtype, shape and two offsets") from None
         if not all(isinstance(n, int) and n >= 0 for n in counts):
             raise WeightsError(f"{file} is corrupt: shape {shape!r} or offsets {begin!r}, {end!r} of {name!r} are no counts")
-        if dtype not in ITEM_BYTES:
+        if not isinstance(dtype, str) or dtype not in ITEM_BYTES:
             raise WeightsError(f"{file}: tensor {name!r} has unknown dtype {dtype!r}")
         expected = math.prod(shape) * ITEM_BYTES[dtype]
         if end - begin != expected:

@@ -19,6 +19,8 @@ MAX_LISTED = 10
 HARMLESS = re.compile(r"(^|\.)(rotary_emb\.(inv_freq|cos_cached|sin_cached)|attn\.masked_bias|self_attn\.masked_bias)$")
 """Buffers that older tools saved with the weights. Ignored without a word; other unknown tensors are ignored with a warning."""
 
+_WEIGHT_TYPES = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
+
 LAYER = re.compile(r"^model\.layers\.(\d+)\.")
 
 
@@ -102,7 +104,7 @@ class ParameterReader:
             logger.info("%d tensors were stored as %s and are used as %s", count, stored, _name(self.dtype))
 
     def _check_cast(self, name: str, stored: torch.Tensor) -> None:
-        if not stored.dtype.is_floating_point:
+        if stored.dtype not in _WEIGHT_TYPES:
             raise WeightsError(f"{name} is stored as {_name(stored.dtype)}, which is no weight that this model can use")
         if torch.promote_types(stored.dtype, self.dtype) == self.dtype:
             return

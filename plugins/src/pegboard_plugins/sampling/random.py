@@ -59,7 +59,8 @@ def request_seed(engine_seed: int, request_id: str) -> int:
 
     All ranks find the same one without talking, and a request keeps it when it is preempted and comes back.
     """
-    digest = hashlib.blake2b(request_id.encode(), digest_size=8, key=engine_seed.to_bytes(16, "little", signed=True))
+    name = request_id.encode("utf-8", "surrogatepass")  # ids are any text
+    digest = hashlib.blake2b(name, digest_size=8, key=engine_seed.to_bytes(16, "little", signed=True))
     return int.from_bytes(digest.digest(), "little")
 
 

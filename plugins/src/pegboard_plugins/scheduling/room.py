@@ -80,7 +80,7 @@ class RoomMaker:
         """Take ``request`` out of the batch and out of the present plan; its tokens are computed again later."""
         if self.policies.mode(self.state.view(request)) == "swap" and not self._told_about_swap:
             self._told_about_swap = True
-            logger.info("no host blocks to swap to: preempted requests are recomputed")
+            logger.info("this scheduler keeps no blocks on the host: a request to be swapped out is recomputed instead")
         self.planner.drop_row(request)
         self.planner.preempted.append(request)
         self.planner.plan.preempted_slots.append(self.state.preempt(request))

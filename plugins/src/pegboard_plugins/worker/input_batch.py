@@ -21,7 +21,9 @@ _SAMPLING_COLUMNS: Mapping[str, type] = {
     "frequency_penalty": np.float32,
     "min_tokens": np.int32,
 }
-"""Columns that hold a field of ``SamplingParams`` as it is."""
+"""Columns that hold a field of ``SamplingParams``."""
+_LARGEST = int(np.iinfo(np.int32).max)
+"""Larger counts mean the same: no vocabulary and no context is longer."""
 
 
 class InputBatch:
@@ -86,7 +88,8 @@ class InputBatch:
 
     def _set_sampling(self, slot: int, request_id: str, params: SamplingParams) -> None:
         for name, column in self.columns.items():
-            column[slot] = getattr(params, name)
+            value = getattr(params, name)
+            column[slot] = min(value, _LARGEST) if column.dtype == np.int32 else value
         self.num_logprobs[slot] = -1 if params.logprobs is None else params.logprobs
         seed = request_seed(self.seed, request_id) if params.seed is None else params.seed
         self.seeds[slot] = seed & 0xFFFFFFFFFFFFFFFF  # negative seeds are taken modulo 2**64
