@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from pegboard import SamplingParams
+from pegboard_plugins.executors.uniproc import UniProcExecutor
 
 
 @pytest.mark.parametrize("budget", [1, 16, 17, 64, 512])
@@ -59,6 +60,40 @@ def test_a_long_prefill_does_not_hold_up_running_requests(
     assert all(len(running.all[f"b{i}"].tokens) == 2 for i in range(3))
     first_of_last = running.all["b2"].steps[0] - 10
     assert first_of_last == -(-4500 // (budget - 1)) if budget == 64 else first_of_last <= 5
+
+
+@pytest.mark.parametrize("allocator", ["paged", "prefix"])
+def test_steps_planned_ahead_change_nothing(
+    tiny: Any, open_llm: Any, random_prompts: Any, streams: Any, allocator: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The real worker gets plans whose tokens are not known yet, in a pool that is too small, with every kind of sampling."""
+    rng = random.Random(3)
+    prompts = random_prompts([rng.randrange(1, 90) for _ in range(16)], seed=3)
+    kinds: list[dict[str, Any]] = [
+        {"temperature": 0.0},
+        {"temperature": 0.8, "top_k": 20, "ignore_eos": False, "min_tokens": 1},
+        {"temperature": 0.0, "repetition_penalty": 1.3, "frequency_penalty": 0.5},
+        {"temperature": 0.0, "logprobs": 3},
+    ]
+
+    def run(steps_in_flight: int, num_blocks: int) -> Any:
+        monkeypatch.setattr(UniProcExecutor, "max_concurrent_batches", steps_in_flight)
+        scheduler = {"max_num_seqs": 6, "max_num_batched_tokens": 50}
+        llm = open_llm(tiny, scheduler=scheduler, kv_cache={"num_blocks": num_blocks, "block_size": 4, "allocator": allocator})
+        running = streams(llm.engine)
+        for i, prompt in enumerate(prompts):
+            fields = {"seed": i, "max_tokens": (1, 2, 17, 40)[i // 4], "ignore_eos": True, **kinds[i % 4]}
+            running.add(str(i), prompt, SamplingParams(**fields))
+            running.step()
+        running.run()
+        assert llm.stats().kv_usage == 0
+        return {r: (s.tokens, s.finish_reason, [*map(list, s.logprobs)]) for r, s in running.all.items()}, llm.stats()
+
+    expected, _ = run(1, 400)
+    for steps_in_flight in (2, 3):
+        found, stats = run(steps_in_flight, 33)
+        assert found == expected
+        assert stats.num_preemptions > 0
 
 
 LENGTHS = [1, 2, 600, 15, 16, 17, 300, 31, 32, 33, *range(40, 340, 10)]

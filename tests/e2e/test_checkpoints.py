@@ -10,7 +10,12 @@ from typing import Any
 import pytest
 
 from pegboard import SamplingParams
+from pegboard.entrypoints.cli.main import main
 from pegboard.testing.checkpoints import make_checkpoint
+from pegboard.testing.gguf_files import write_gguf
+
+CLOSE = 1e-3
+"""A logit gap that rounding alone may make."""
 
 
 @pytest.fixture
@@ -151,6 +156,83 @@ def test_logits_that_are_not_numbers_end_that_request_alone(checkpoint: Any, ope
     assert (bad.tokens, bad.finish_reason) == ([], "error")
     assert "nan" in str(bad.last.outputs[0].stop_reason).lower()
     assert engine.stats().kv_usage == 0
+
+
+def test_activations_that_overflow_float16_end_the_request(
+    checkpoint: Any, open_llm: Any, greedy: Any, streams: Any, reference_of: Any
+) -> None:
+    def edit(tensors: dict[str, Any]) -> None:
+        tensors["model.layers.1.mlp.down_proj.weight"] *= 3e4  # each weight fits, their sums do not
+
+    folder = checkpoint(dtype="float16", edit=edit)
+    half = streams(open_llm(folder, dtype="float16").engine)
+    stream = half.add("a", [5, 6, 7], greedy(12))
+    half.run()
+    assert (stream.tokens, stream.finish_reason) == ([], "error")
+    assert "float32" in stream.last.outputs[0].stop_reason
+    [output] = open_llm(folder, dtype="auto").generate([[5, 6, 7]], greedy(12))
+    reference_of(folder).check_greedy([5, 6, 7], output.outputs[0].token_ids)
+
+
+def test_norms_in_another_precision(checkpoint: Any, open_llm: Any, greedy: Any, reference_of: Any) -> None:
+    def edit(tensors: dict[str, Any]) -> None:
+        for name in tensors:
+            if "norm" in name:
+                tensors[name] = tensors[name].float() + 1e-4
+
+    folder = checkpoint(dtype="float16", edit=edit, config_overrides={"dtype": ...})
+    [output] = open_llm(folder, dtype="auto").generate([[5, 6, 7]], greedy(16))
+    reference_of(folder).check_greedy([5, 6, 7], output.outputs[0].token_ids)
+
+
+def test_broken_weights_end_the_command_and_are_named(checkpoint: Any, capsys: Any) -> None:
+    folder = checkpoint(shards=2)
+    last = folder / "model-00002-of-00002.safetensors"
+    last.write_bytes(last.read_bytes()[:-1])
+    assert main(["generate", str(folder), "--prompt", "a"]) != 0
+    told = capsys.readouterr()
+    assert told.out == ""
+    assert last.name in told.err
+    assert "truncated" in told.err
+
+
+@pytest.mark.parametrize("own_tokenizer", [True, False])
+@pytest.mark.parametrize("file_type", ["F32", "F16", "Q8_0"])
+def test_gguf_files_answer_as_the_checkpoint_that_they_were_made_from(
+    checkpoint: Any, open_llm: Any, greedy: Any, reference_of: Any, tmp_path: Any, file_type: str, own_tokenizer: bool
+) -> None:
+    folder = checkpoint()
+    file = write_gguf(folder, tmp_path / "model.gguf", file_type, tokenizer=own_tokenizer)
+    options = {} if own_tokenizer else {"tokenizer": str(folder)}
+    llm, text = open_llm(file, **options), "the model says"
+    [output], [expected] = llm.generate([text], greedy(16)), open_llm(folder).generate([text], greedy(16))
+    assert output.prompt_token_ids == expected.prompt_token_ids
+    allowed = {"F32": CLOSE, "F16": 0.02, "Q8_0": 0.3}[file_type]
+    gaps = reference_of(folder).gaps(output.prompt_token_ids, output.outputs[0].token_ids)
+    assert max(gaps) < allowed
+    messages = [{"role": "user", "content": "hi"}]
+    assert llm.engine.input.render_chat(messages) == open_llm(folder).engine.input.render_chat(messages)
+
+
+@pytest.mark.parametrize(
+    ("scaling", "limit"),
+    [
+        ({"type": "linear", "factor": 2.0}, 128),
+        ({"rope_type": "dynamic", "factor": 2.0}, 128),
+        ({"rope_type": "yarn", "factor": 4.0}, 256),
+        ({"rope_type": "llama3", "factor": 4.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
+          "original_max_position_embeddings": 16}, 64),
+    ],
+)  # fmt: skip
+def test_a_scaled_context_is_used_whole_and_not_exceeded(
+    checkpoint: Any, open_llm: Any, greedy: Any, random_prompts: Any, reference_of: Any, scaling: dict[str, Any], limit: int
+) -> None:
+    folder = checkpoint(max_position_embeddings=64, config_overrides={"rope_scaling": scaling})
+    with pytest.raises(ValueError, match=rf"max_model_len.*\b{limit}\b"):
+        open_llm(folder, max_model_len=limit + 1)
+    [prompt] = random_prompts([limit - 1])
+    [output] = open_llm(folder, scheduler={"max_num_batched_tokens": 50}).generate([prompt], greedy(1))
+    reference_of(folder).check_greedy(prompt, output.outputs[0].token_ids)
 
 
 def test_prompts_of_other_lengths_share_no_blocks_where_keys_depend_on_the_length(

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from pegboard import SamplingParams
+from pegboard.contracts.scheduler import RequestStatus
 from pegboard.testing.checkpoints import make_checkpoint
 
 
@@ -22,6 +23,7 @@ def test_aborts_in_every_phase_leave_nothing_behind(
     )
     engine, rng = llm.engine, random.Random(0)
     [big] = random_prompts([40 * 16 - 3], seed=9)
+    phases = set()
     for _ in range(20):
         running = streams(engine)
         for i, prompt in enumerate(random_prompts([rng.randrange(1, 200) for _ in range(20)], seed=rng.randrange(1000))):
@@ -29,6 +31,8 @@ def test_aborts_in_every_phase_leave_nothing_behind(
         for _ in range(rng.randrange(12)):
             running.step()
         unfinished = [r for r, s in running.all.items() if s.finish_reason is None]
+        requests = engine.client.core.scheduler.state.requests  # type: ignore[attr-defined]
+        phases |= {_phase(requests[r]) for r in unfinished}
         engine.abort_request([*unfinished, "unknown"])
         stats = engine.stats()
         assert (stats.num_running, stats.num_waiting, stats.kv_usage) == (0, 0, 0)
@@ -37,7 +41,17 @@ def test_aborts_in_every_phase_leave_nothing_behind(
         assert {running.all[r].finish_reason for r in unfinished} <= {"abort"}
         engine.abort_request(unfinished)
         assert len(llm.generate([big], greedy(3))[0].outputs[0].token_ids) == 3
+    assert phases == {"waiting", "between chunks", "decoding", "before its last token"}
     engine.client.core.scheduler.check_integrity()  # type: ignore[attr-defined]
+
+
+def _phase(request: Any) -> str:
+    length = len(request.token_ids)
+    if request.status is not RequestStatus.RUNNING:
+        return "waiting"
+    if request.num_computed < length - 1:
+        return "between chunks"
+    return "before its last token" if length == request.max_len - 1 else "decoding"
 
 
 def test_a_second_request_of_the_same_id_is_refused(tiny: Any, open_llm: Any, greedy: Any, streams: Any) -> None:
@@ -121,6 +135,25 @@ def test_bad_token_ids_harm_nobody(tiny: Any, open_llm: Any, greedy: Any, stream
         engine.add_request("bad", [5], SamplingParams(stop_token_ids=(bad,)))
     running.run()
     assert len(stream.tokens) == 6
+
+
+def test_values_at_the_edge_of_their_range_harm_nobody(
+    tiny: Any, open_llm: Any, greedy: Any, random_prompts: Any, streams: Any
+) -> None:
+    running = streams(open_llm(tiny).engine)
+    stream = running.add("neighbour", [5, 6, 7], greedy(12))
+    running.step()
+    [prompt] = random_prompts([40])
+    odd: list[dict[str, Any]] = [
+        {"top_k": 2**31}, {"top_k": 2**63}, {"top_p": 1e-60}, {"temperature": 1e6}, {"temperature": 1.01e-4}, {"seed": -(2**63)},
+        {"seed": 2**64 - 1}, {"repetition_penalty": 1e-30}, {"min_p": 1.0}, {"frequency_penalty": -2.0}, {"min_tokens": 5},
+    ]  # fmt: skip
+    for i, fields in enumerate(odd):
+        running.add(str(i), prompt, SamplingParams(**{"max_tokens": 5, "ignore_eos": True, **fields}))
+    running.add("\ud800", prompt, greedy(5), cache_salt="\ud801")
+    running.run()
+    assert {len(s.tokens) for r, s in running.all.items() if r != "neighbour"} == {5}
+    assert len(stream.tokens) == 12
 
 
 def test_every_token_is_streamed_and_the_text_is_that_of_all_tokens(

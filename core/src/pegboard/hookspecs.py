@@ -521,7 +521,6 @@ def resolve_model(ref: str, config: EngineConfig) -> ModelSource | None:
 
     ```python
     from pegboard.contracts.model_source import ModelSource
-    from pegboard.engine.info import EngineInfo
     from pegboard.plugins import hookimpl
 
     @hookimpl

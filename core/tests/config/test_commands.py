@@ -216,6 +216,13 @@ def test_explain_of_an_unknown_field(capsys: pytest.CaptureFixture[str]) -> None
         command("explain", "--set", "x")
 
 
+def test_explain_of_an_unknown_field_as_json(capsys: pytest.CaptureFixture[str]) -> None:
+    assert command("explain", "scheduler.quue", "--json") == 2
+    told = json.loads(capsys.readouterr().out)
+    assert told["fields"] == []
+    assert told["problems"][0]["remedy"] == "did you mean scheduler.queue?"
+
+
 def test_check(file: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     monkeypatch.setenv("PEGBOARD_DTYPE", "what the environment says does not count")
     assert command("check", str(file)) == 0

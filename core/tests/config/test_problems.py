@@ -179,7 +179,7 @@ def test_a_missing_model_says_how_to_give_it() -> None:
     [
         ({"enabled": ["My_Plugin"], "block": ["my-plugin"]}, "enabled and blocked"),
         ({"required": ["x>=1"], "block": ["x"]}, "required and blocked"),
-        ({"required": ["not a requirement!"]}, "no requirement"),
+        ({"required": ["not a requirement!"]}, "is no requirement: "),
     ],
 )
 def test_checks_across_fields(plugins: dict[str, Any], told: str) -> None:

@@ -254,6 +254,7 @@ class FakeComposition:
         self.host = PluginHost.load(discovery=False, extra=facts.pop("plugins", {}))
         self.batches = facts.pop("batches", 1)
         self.loggers = facts.pop("stat_loggers", {})
+        self.sinks = facts.pop("event_sinks", {})
         generation = facts.pop("generation_config", {})
         self.source = ModelSource("fake", "/fake", "fake", "fake", facts.pop("model_config", {}), generation)
         sizes = {"vocab_size": len(LETTERS), "hidden_size": 8, "num_layers": 1, "num_heads": 1, "num_kv_heads": 1, "head_size": 8}
@@ -265,10 +266,10 @@ class FakeComposition:
             executor = ScriptedExecutor(self.config, self)  # type: ignore[arg-type]
             executor.script = self.script
             return executor
-        return {"scheduler": lambda: PageScheduler(**available), "tokenizer": lambda: self.tokenizer}[kind]()
+        return {"scheduler": lambda: PageScheduler(available["kv_config"]), "tokenizer": lambda: self.tokenizer}[kind]()
 
     def create_all(self, kind: str, **available: Any) -> dict[str, Any]:
-        return self.loggers
+        return {"stat_logger": self.loggers, "event_sink": self.sinks}[kind]
 
 
 MakeEngine = Callable[..., LLMEngine]

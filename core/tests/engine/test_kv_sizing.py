@@ -69,3 +69,8 @@ def test_a_cache_shorter_than_the_context_warns(caplog: Any) -> None:
     caplog.clear()
     assert EngineInfo.of(EngineConfig(model="m", max_model_len=81), model, kv).max_tokens == 81
     assert not caplog.records
+
+
+def test_a_model_without_attention_is_told_as_such() -> None:
+    with pytest.raises(EngineStartError, match="no worker has an attention layer"):
+        kv_cache_config(KVCacheSettings(), [{}], [report(10**6)])

@@ -126,6 +126,8 @@ def test_chat_takes_one_conversation_or_several(make_llm: Any) -> None:
         ([[{"role": "user", "content": "a"}], []], r"prompts\[1\]: messages is empty"),
         ([{"role": "robot", "content": "a"}], "may speak"),
         ([{"content": "a"}], "text 'role'"),
+        ({"role": "user", "content": "a"}, "must be a list of dicts"),
+        ("hi", "must be a list of dicts"),
     ],
 )
 def test_conversations_that_are_none(make_llm: Any, messages: Any, message: str) -> None:

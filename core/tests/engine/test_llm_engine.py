@@ -308,3 +308,87 @@ def test_stat_loggers_see_every_step_and_are_switched_off_when_they_fail(make_en
     assert sum(i.num_finished for i in seen) == 1
     assert sum("disk full" in r.getMessage() or "raised" in r.getMessage() for r in caplog.records) == 1
     assert "switched off" in caplog.text
+
+
+class _Sink:
+    def __init__(self) -> None:
+        self.closed = 0
+
+    def emit(self, event: Any) -> None: ...
+
+    def close(self) -> None:
+        self.closed += 1
+
+
+def test_the_end_reaches_everybody_whatever_one_of_them_raises(make_engine: Any, executor_of: Any, caplog: Any) -> None:
+    told: list[str] = []
+
+    class Bad:
+        @hookimpl
+        def engine_stopping(self, info: Any) -> None:
+            raise OSError("disk full")
+
+    class Good:
+        @hookimpl
+        def engine_stopping(self, info: Any) -> None:
+            told.append("stopping")
+
+    sinks = {"bad": SimpleNamespace(close=lambda: 1 / 0), "good": _Sink()}
+    engine = make_engine(plugins={"a": Bad(), "b": Good()}, event_sinks=sinks)
+    executor = executor_of(engine)
+    engine.shutdown()
+    engine.shutdown()
+    assert (told, sinks["good"].closed, executor.stopped) == (["stopping"], 1, 1)
+    assert "engine_stopping of plugin 'a'" in caplog.text
+    assert "closing event sink 'bad'" in caplog.text
+
+
+def test_a_failing_stop_does_not_hide_why_the_engine_did_not_start(make_engine: Any) -> None:
+    class Plugin:
+        @hookimpl
+        def engine_starting(self, info: Any) -> None:
+            raise RuntimeError("the cause")
+
+        @hookimpl
+        def engine_stopping(self, info: Any) -> None:
+            raise OSError("a symptom")
+
+    with pytest.raises(RuntimeError, match="the cause"):
+        make_engine(plugins={"a": Plugin()})
+
+
+def test_the_executors_own_report_is_the_cause_and_not_its_symptom(make_engine: Any, executor_of: Any) -> None:
+    engine = make_engine({"a": "ab"})
+    executor = executor_of(engine)
+    engine.add_request("a", "hi")
+    root = ConnectionError("the worker's process has gone")
+
+    def symptom(*_: Any) -> Any:
+        executor.callbacks[0](root)
+        raise MemoryError("symptom")
+
+    executor._execute_model = symptom
+    with pytest.raises(EngineDeadError, match="the worker's process has gone") as caught:
+        engine.step()
+    assert caught.value.__cause__ is root
+
+
+def test_a_scheduler_that_fails_to_abort_ends_the_engine(make_engine: Any, monkeypatch: Any) -> None:
+    engine = make_engine({"a": "ab", "b": "cd"})
+    engine.add_request("a", "hi")
+    engine.add_request("b", "hi")
+    engine.abort_request("b")
+    monkeypatch.setattr(engine.client.core.scheduler, "finish_requests", lambda *_: 1 / 0)
+    with pytest.raises(EngineDeadError, match="ZeroDivisionError"):
+        engine.abort_request("a")
+    engine.withdraw(["a"])
+    assert not engine.has_unfinished_requests()
+
+
+def test_nothing_is_left_to_report_after_shutdown(make_engine: Any) -> None:
+    engine = make_engine({"a": "ab"})
+    engine.add_request("a", "hi")
+    engine.abort_request("a")
+    assert engine.has_unfinished_requests()
+    engine.shutdown()
+    assert not engine.has_unfinished_requests()

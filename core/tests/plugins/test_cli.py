@@ -124,6 +124,30 @@ def test_check_compares_with_the_contracts(plugin_factory: PluginFactory, cli: C
     assert status == 1
     assert "version 0" in out
     assert cli("plugins", "check", "nix")[0] == 2
+    assert cli("plugins", "check", "acme:fast")[:2] == (0, "acme:fast: 1 provider checked, all keep their contracts\n")
+
+
+@pytest.mark.parametrize("name", ["mp", "pegboard-executor-mp"])
+def test_what_another_package_offers_is_told_with_that_package(cli: Cli, name: str) -> None:
+    status, _, error = cli("plugins", "show", name)
+    assert status == 2
+    assert "pip install pegboard-executor-mp" in error
+
+
+@pytest.mark.parametrize("variable", [True, False])
+def test_a_config_file_that_cannot_be_read_is_no_empty_one(cli: Cli, monkeypatch: pytest.MonkeyPatch, variable: bool) -> None:
+    monkeypatch.setenv("PEGBOARD_CONFIG", "nix.toml" if variable else "")
+    status, out, error = cli("plugins", "list", *([] if variable else ["--config", "nix.toml"]))
+    assert (status, out) == (2, "")
+    assert "nix.toml: the config file does not exist" in error
+
+
+def test_an_unknown_option_is_told_with_the_usage_of_the_innermost_command(cli: Cli, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        cli("plugins", "list", "--confg", "x")
+    error = capsys.readouterr().err
+    assert "usage: pegboard plugins list" in error
+    assert "did you mean --config?" in error
 
 
 class TestDoctor:

@@ -290,3 +290,61 @@ class TestAnotherProcess:
         )
         assert run.returncode != 0
         assert "plugin 'acme' of acme 1.0 is not installed here" in run.stderr
+
+
+def test_sections_that_strangers_claim_are_no_matter_of_other_parts(plugin_factory: PluginFactory) -> None:
+    source = """
+    from pydantic import BaseModel
+    from pegboard.plugins import ConfigSection, hookimpl
+    class Options(BaseModel): ...
+    @hookimpl
+    def config_sections():
+        return {}
+    """
+    for name, answer in {
+        "p1": "[ConfigSection('shared', Options)]",
+        "p2": "[ConfigSection('shared', Options)]",
+        "p3": "1 / 0",
+    }.items():
+        plugin_factory(source.format(answer), name=name, module=f"mod_{name}")
+    composition = compose(config())
+    assert composition.host.record("p3").loaded
+    assert composition.options("standard") is None
+    assert len(composition.create("request_queue")) == 0
+
+
+def test_a_stranger_s_resolver_that_fails_hides_no_other_s(
+    plugin_factory: PluginFactory, caplog: pytest.LogCaptureFixture
+) -> None:
+    source = """
+    from pegboard.contracts.model_source import ModelSource
+    from pegboard.plugins import hookimpl
+    @hookimpl
+    def resolve_model(ref, config):
+        return {}
+    """
+    found = "ModelSource(ref, '/acme', 'dummy', 'hf', {'architectures': ['TinyForCausalLM']}) if ref == 'acme-tiny' else None"
+    plugin_factory(source.format("1 / 0"), name="aaa", module="mod_aaa")
+    plugin_factory(source.format(found), name="acme", module="mod_acme")
+    assert compose(config(model="acme-tiny")).source.path == "/acme"
+    assert "plugin 'aaa'" in caplog.text
+    with pytest.raises(PluginError, match="resolve_model of plugin 'aaa'"):
+        compose(config(model="nix"))
+
+
+@pytest.mark.parametrize(
+    ("make", "told"),
+    [
+        (lambda: ModelProvider(name="x", target="a:b", architectures="LlamaForCausalLM"), "architectures must be a list"),
+        (lambda: SchedulerProvider(name="x", target="a:b", requires={"tp"}), "write 'kind.capability'"),
+    ],
+)
+def test_a_descriptor_that_could_never_match_is_refused(make: Any, told: str) -> None:
+    with pytest.raises(PluginError, match=told):
+        make()
+
+
+def test_a_requirement_of_an_unknown_kind_is_told() -> None:
+    hooks = {"schedulers": lambda: [SchedulerProvider(name="x", target="a:b", requires={"kv_alocator.prefix_caching"})]}
+    with pytest.raises(CompositionError, match="'kv_alocator', which is no kind of part; did you mean 'kv_allocator'"):
+        with_plugin(hooks, scheduler={"name": "x"})

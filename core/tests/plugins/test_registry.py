@@ -218,3 +218,15 @@ class TestB092ContractVersions:
     def test_a_good_offer_of_the_name_wins_over_one_that_cannot_be_used(self) -> None:
         host = PluginHost.inspect(extra={"old": offers("fast", api=0), "new": offers("fast")}, discovery=False)
         assert host.get("request_queue", "fast").plugin == "new"
+
+
+def test_two_plugins_of_one_distribution_claim_one_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, standard) -> None:
+    modules = {m: QUEUE.format(name="fast") for m in ("mod_a", "mod_b")}
+    write_distribution(tmp_path, "acme", modules, entry_points={"a": "mod_a", "b": "mod_b"})
+    monkeypatch.syspath_prepend(str(tmp_path))
+    host = PluginHost.load()
+    assert {"a:fast", "b:fast"} < set(host.providers("request_queue"))
+    with pytest.raises(DuplicateProviderError, match=r"'a:fast' or 'b:fast'.*\(a or b\)"):
+        host.get("request_queue", "fast")
+    assert host.get("request_queue", "b:fast").summary == "mod_b"
+    forget_modules(list(modules))

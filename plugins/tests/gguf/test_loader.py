@@ -172,6 +172,9 @@ def test_only_queries_and_keys_of_llama_are_reordered() -> None:
     metadata = {"general.architecture": "llama", "llama.attention.head_count": 2, "llama.attention.head_count_kv": 1}
     assert row_order("blk.0.attn_q.weight", 8, metadata).tolist() == [0, 2, 1, 3, 4, 6, 5, 7]
     assert row_order("blk.0.attn_k.weight", 4, metadata).tolist() == [0, 2, 1, 3]
+    per_layer = metadata | {"llama.attention.head_count": [2, 2], "llama.attention.head_count_kv": [1, 1]}
+    assert row_order("blk.0.attn_q.weight", 8, per_layer).tolist() == [0, 2, 1, 3, 4, 6, 5, 7]
+    assert row_order("blk.0.attn_k.weight", 4, per_layer).tolist() == [0, 2, 1, 3]
     assert row_order("blk.0.attn_v.weight", 4, metadata) is None
     assert row_order("blk.0.attn_q.weight", 8, metadata | {"general.architecture": "qwen2"}) is None
 

@@ -93,6 +93,7 @@ def test_salt_and_extra_keys_cannot_be_confused() -> None:
     ]
     assert len({keys[0] for keys in variants}) == len(variants)
     assert keys_of(tokens, salt="") == keys_of(tokens)
+    assert keys_of(tokens, salt="\ud800") != keys_of(tokens, salt="\ud801"), "any text is a salt"
 
 
 def test_keys_grow_without_hashing_twice() -> None:

@@ -85,6 +85,10 @@ def _unknown_dtype(header):
     header["model.norm.weight"]["dtype"] = "Q7"
 
 
+def _listed_dtype(header):
+    header["model.norm.weight"]["dtype"] = ["F32"]
+
+
 def _shift(header):
     for entry in header.values():
         if "data_offsets" in entry:
@@ -104,11 +108,13 @@ def _no_offsets(header):
     [
         (_flip_dtype, "model.norm.weight"),
         (_unknown_dtype, "Q7"),
+        (_listed_dtype, "unknown dtype ['F32']"),
         (_shift, "starts at byte 4"),
         (_negative, "model.norm.weight"),
         (_no_offsets, "model.norm.weight"),
         (lambda header: b"{nonsense", "not JSON"),
         (lambda header: b"[1, 2]", "not a JSON object"),
+        (lambda header: b"[" * 10**5, "not JSON"),
     ],
 )
 def test_a_damaged_header_is_told(change, part, last, refusal):

@@ -164,10 +164,11 @@ def test_weights_that_overflow_float16_are_refused(tmp_path, load):
         load(tmp_path, torch.float16)
 
 
-def test_integers_are_no_weights(tmp_path, load):
+@pytest.mark.parametrize("dtype", ["int8", "float8_e4m3fn"])
+def test_quantised_numbers_are_no_weights(dtype, tmp_path, load):
     def quantised(tensors):
-        tensors["model.norm.weight"] = tensors["model.norm.weight"].to(torch.int8)
+        tensors["model.norm.weight"] = tensors["model.norm.weight"].to(getattr(torch, dtype))
 
     make_checkpoint(tmp_path, tokenizer=False, edit=quantised)
-    with pytest.raises(WeightsError, match=r"model\.norm\.weight is stored as int8"):
+    with pytest.raises(WeightsError, match=rf"model\.norm\.weight is stored as {dtype}"):
         load(tmp_path)

@@ -46,7 +46,7 @@ def test_uniforms_are_even_and_uncorrelated_over_seeds_positions_and_keys() -> N
 
 def test_request_seed_depends_on_engine_seed_and_request() -> None:
     assert request_seed(0, "a") == request_seed(0, "a")
-    assert len({request_seed(s, r) for s in (0, 1, 2**70) for r in ("a", "b")}) == 6
+    assert len({request_seed(s, r) for s in (0, 1, 2**70) for r in ("a", "b", "\ud800", "\ud801")}) == 12
 
 
 @pytest.mark.parametrize("size", [3, 255, 256, 300, 1111])

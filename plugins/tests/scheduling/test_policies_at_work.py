@@ -8,11 +8,12 @@ from typing import Any
 
 import pytest
 
+from pegboard.config import EngineConfig
 from pegboard.contracts.admission_policy import AdmissionPolicy, Admit, Hold, Skip
 from pegboard.contracts.chunk_policy import ChunkPolicy
 from pegboard.contracts.preemption_policy import PreemptionPolicy
 from pegboard.testing.driver import SchedulerDriver, expected_output, make_request
-from pegboard.testing.fakes import hash_model
+from pegboard.testing.fakes import fake_kv_config, hash_model
 from pegboard_plugins.scheduling.queues import PriorityQueue
 
 MODEL = hash_model(1000)
@@ -93,6 +94,14 @@ class OldestCandidate(PreemptionPolicy):
 
     def mode(self, request: Any) -> Any:
         return "swap"
+
+
+def test_host_blocks_that_nothing_will_use_are_told(make_scheduler: Any, caplog: Any) -> None:
+    config = EngineConfig(model="none", max_model_len=64)
+    make_scheduler(config, fake_kv_config(9))
+    assert not caplog.records
+    make_scheduler(config, fake_kv_config(9, num_host_blocks=4))
+    assert "swap_space" in caplog.text
 
 
 @pytest.mark.parametrize("depth", [1, 2, 3])

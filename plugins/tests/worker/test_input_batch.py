@@ -196,3 +196,9 @@ def test_tokens_that_the_worker_lacks_are_appended_and_placeholders_are_its_own(
     batch.enter(entering(0))
     batch.enter(SchedulerOutput(step_id=2, token_slots=[0], token_ids=[[8, -1, 9]]))
     assert batch.token_ids[0, : batch.num_tokens[0]].tolist() == [1, 2, 3, 8, 9]
+
+
+def test_counts_beyond_any_vocabulary_are_as_good_as_the_largest() -> None:
+    batch = make_batch()
+    batch.enter(entering(0, request_id="\ud800", sampling=SamplingParams(top_k=2**63, min_tokens=2**40, max_tokens=None)))
+    assert (batch.columns["top_k"][0], batch.columns["min_tokens"][0]) == (2**31 - 1, 2**31 - 1)

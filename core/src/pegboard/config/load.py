@@ -30,7 +30,7 @@ def load_draft(
     Raises nothing: what is wrong is kept in the draft and raised by ``build``, all at once.
     """
     variables = os.environ if env is None else env
-    chosen = file if file is not None else variables.get(CONFIG_VARIABLE)
+    chosen = file if file is not None else variables.get(CONFIG_VARIABLE) or None
     draft = ConfigDraft()
     if chosen is not None:
         try:

@@ -29,4 +29,5 @@ class EventSink(abc.ABC):
     @abc.abstractmethod
     def emit(self, event: Event) -> None: ...
 
-    def close(self) -> None: ...
+    def close(self) -> None:
+        """The engine has ended: write what is still held. Called once."""

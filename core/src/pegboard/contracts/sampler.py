@@ -19,9 +19,10 @@ API: Final = 1
 class SamplingBatch:
     """The rows that sample in this step, as columns of length N (numpy, resident; views are valid for this step only).
 
-    ``token_ids`` [N, max_model_len] int32 with ``num_tokens`` valid per row, ``prompt_lens`` of which are prompt: what the
-    penalties look at. ``positions`` counts output tokens so far: a row's draw is a function of (``seeds``, ``positions``).
-    ``stop_token_ids`` and ``min_tokens``: ids that may not be chosen before ``min_tokens`` output tokens.
+    ``token_ids`` [N, longest] int32 with ``num_tokens`` valid per row, ``prompt_lens`` of which are prompt: what the penalties
+    look at; [0, …] in a step in which no row has penalties. ``positions`` counts output tokens so far: a row's draw is a
+    function of (``seeds``, ``positions``) and the token id. ``stop_token_ids`` and ``min_tokens``: ids that may not be chosen
+    before ``min_tokens`` output tokens.
     """
 
     temperature: np.ndarray

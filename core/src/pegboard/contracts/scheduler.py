@@ -60,7 +60,8 @@ class PauseState(enum.Enum):
 
 
 class Scheduler(abc.ABC):
-    """The whole scheduler. Constructed with ``config``, ``composition`` (its policies) and ``kv_config``.
+    """The whole scheduler. Constructed with ``config``, ``composition`` (its policies), ``kv_config`` and ``event_sinks``, which
+    it feeds and the engine core closes.
 
     Invariants:
 

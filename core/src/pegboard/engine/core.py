@@ -5,9 +5,10 @@ from __future__ import annotations
 import logging
 import weakref
 from collections import deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from pegboard.contracts.executor import ALL, Executor, Ranks
@@ -19,7 +20,8 @@ from pegboard.wire import EngineCoreOutput, EngineCoreRequest, ModelRunnerOutput
 
 if TYPE_CHECKING:
     from pegboard.config import EngineConfig
-    from pegboard.plugins import Composition
+    from pegboard.contracts.event_sink import EventSink
+    from pegboard.plugins import Composition, PluginHost
 
 log = logging.getLogger(__name__)
 
@@ -120,9 +122,16 @@ class EngineCore:
         self.scheduler.add_request(request)
 
     def abort_requests(self, request_ids: Iterable[str] | None) -> list[str]:
-        """End requests (None: all) and free what they hold. Unknown ids are ignored. Returns the ids that it ended."""
+        """End requests (None: all) and free what they hold. Unknown ids are ignored. Returns the ids that it ended.
+
+        A scheduler that fails at this has lost its books: the core is dead then.
+        """
         self._check_alive()
-        return self.scheduler.finish_requests(request_ids, RequestStatus.FINISHED_ABORTED)
+        try:
+            return self.scheduler.finish_requests(request_ids, RequestStatus.FINISHED_ABORTED)
+        except Exception as error:
+            dead = self._die(error)
+            raise dead from dead.__cause__ or error
 
     def has_requests(self) -> bool:
         """True while ``step`` has something to do; never for a dead engine."""
@@ -218,19 +227,20 @@ class _Ending:
         self.sinks: Mapping[str, EventSink] = {}
 
     def __call__(self) -> None:
-        """Tell the plugins and close the event sinks, then stop the workers. What one of them raises keeps no other from ending."""
+        """Tell the plugins, close the event sinks, stop the workers. What one of them raises keeps no other from ending."""
         try:
             for record in self._host.records:
                 if record.active and "engine_stopping" in record.hooks:
-                    self._guarded(partial(self._host.only, record, "engine_stopping", info=self.info), f"engine_stopping of {record.label}")
+                    stopping = partial(self._host.only, record, "engine_stopping", info=self.info)
+                    _attempt(stopping, f"engine_stopping of {record.label}")
             for name, sink in self.sinks.items():
-                self._guarded(sink.close, f"closing event sink {name!r}")
+                _attempt(sink.close, f"closing event sink {name!r}")
         finally:
             self._executor.shutdown()
 
-    @staticmethod
-    def _guarded(end: Callable[[], object], doing: str) -> None:
-        try:
-            end()
-        except Exception:
-            log.warning("%s failed", doing, exc_info=True)
+
+def _attempt(end: Callable[[], object], doing: str) -> None:
+    try:
+        end()
+    except Exception:
+        log.warning("%s failed", doing, exc_info=True)

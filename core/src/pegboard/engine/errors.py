@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 
 class EngineDeadError(RuntimeError):
     """The engine has failed for good. ``cause`` is the root cause, also set as ``__cause__``.
@@ -16,6 +18,9 @@ class EngineDeadError(RuntimeError):
         if isinstance(cause, BaseException):
             self.__cause__ = cause
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        return type(self), (self.cause,)
+
 
 class EngineStartError(RuntimeError):
     """The engine cannot start with this configuration on this machine; the message names the numbers and the options."""
@@ -26,4 +31,7 @@ class RequestFailed(ValueError):
 
     def __init__(self, index: int, reason: BaseException | str) -> None:
         super().__init__(f"prompts[{index}]: {reason}")
-        self.index = index
+        self.index, self._reason = index, str(reason)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return type(self), (self.index, self._reason)

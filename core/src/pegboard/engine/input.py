@@ -64,7 +64,7 @@ class InputProcessor:
             raise ValueError(f"sampling_params must be a SamplingParams, got {type(params).__name__}")
         parsed = parse_prompt(prompt)
         token_ids = self._token_ids(parsed)
-        extensions = {**params.ext, **(ext or {}), **parsed.extras.get("ext", {})}
+        extensions = {**params.ext, **_check_mapping(ext), **_check_mapping(parsed.extras.get("ext"))}
         request = EngineCoreRequest(
             request_id=request_id,
             prompt_token_ids=token_ids,
@@ -130,6 +130,12 @@ class InputProcessor:
                 known = ", ".join(sorted(self._known_ext)) or "none is active"
                 raise ValueError(f"unknown extension field {key!r} in ext; fields are named for active plugins ({known})")
         return dict(ext)
+
+
+def _check_mapping(ext: Any) -> Mapping[str, Any]:
+    if ext is not None and not isinstance(ext, Mapping):
+        raise ValueError(f"ext={ext!r:.80} must be a dict from plugin names to their fields")
+    return ext or {}
 
 
 def _check_priority(priority: Any) -> int:

@@ -20,8 +20,9 @@ def kv_cache_config(
     ``settings.num_blocks`` is taken as it is; otherwise the rank with the least room decides.
 
     Raises:
-        EngineStartError: not even one block fits.
+        EngineStartError: not even one block fits, ranks disagree on a layer, or no layer has a KV cache.
     """
+    groups = _groups(specs)
     block_bytes = [sum(s.block_bytes for s in rank.values()) for rank in specs]
     if settings.num_blocks is not None:
         num_blocks = settings.num_blocks + _NULL_BLOCKS
@@ -31,7 +32,7 @@ def kv_cache_config(
         if num_blocks <= _NULL_BLOCKS:
             raise EngineStartError(_no_room(block_bytes, reports))
     host_blocks = min((settings.swap_space // b for b in block_bytes if b), default=0)
-    return KVCacheConfig(num_blocks=num_blocks, groups=_groups(specs), num_host_blocks=host_blocks)
+    return KVCacheConfig(num_blocks=num_blocks, groups=groups, num_host_blocks=host_blocks)
 
 
 def _groups(specs: Sequence[dict[str, KVCacheSpec]]) -> list[KVCacheGroup]:
@@ -50,7 +51,9 @@ def _groups(specs: Sequence[dict[str, KVCacheSpec]]) -> list[KVCacheGroup]:
 
 
 def _no_room(block_bytes: Sequence[int], reports: Sequence[MemoryReport]) -> str:
-    rank, report = min(enumerate(reports), key=lambda r: r[1].available)
+    rank, report = min(
+        ((i, r) for i, r in enumerate(reports) if block_bytes[i]), key=lambda r: r[1].available // block_bytes[r[0]]
+    )
     return (
         f"no room for the KV cache: rank {rank} has {report.available} bytes for it ({report.reason}), "
         f"and two blocks of {block_bytes[rank]} bytes are the least. Raise kv_cache.memory (or kv_cache.memory_fraction), "

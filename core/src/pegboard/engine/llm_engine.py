@@ -160,7 +160,7 @@ class LLMEngine:
         try:
             self.abort_request(gone)
         except EngineDeadError:
-            self._outputs.clear()
+            self._drop_all()
         self._ended_outside = [o for o in self._ended_outside if o.request_id not in gone]
 
     def abort_all(self) -> None:
@@ -186,7 +186,7 @@ class LLMEngine:
             if processed.to_abort:
                 self.client.abort_requests(processed.to_abort)
         except EngineDeadError:
-            self._outputs.clear()
+            self._drop_all()
             raise
         if news.stats is not None:
             self._stat_loggers.record(news.stats, processed.counter)
@@ -229,8 +229,13 @@ class LLMEngine:
 
     def shutdown(self) -> None:
         """Stop the engine. Idempotent. Unfinished requests are dropped."""
-        self._outputs.clear()
+        self._drop_all()
         self.client.shutdown()
+
+    def _drop_all(self) -> None:
+        """Nothing more will come for any request."""
+        self._outputs.clear()
+        self._ended_outside.clear()
 
     def __enter__(self) -> LLMEngine:
         return self

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeAlias, TypedDict
+
+from pegboard.plugins.suggestions import did_you_mean
 
 Messages: TypeAlias = Sequence[Mapping[str, Any]]
 
@@ -64,9 +65,8 @@ def parse_prompt(prompt: Any) -> ParsedPrompt:
 def _parse_mapping(prompt: Mapping[Any, Any]) -> ParsedPrompt:
     for key in prompt:
         if key not in _FORMS + _EXTRAS:
-            near = difflib.get_close_matches(str(key), _FORMS + _EXTRAS, n=1)
-            hint = f"did you mean {near[0]!r}?" if near else f"known are {', '.join(_FORMS + _EXTRAS)}"
-            raise ValueError(f"unknown key {key!r} in a prompt dict; {hint}")
+            hint = did_you_mean(str(key), _FORMS + _EXTRAS) or f"; known are {', '.join(_FORMS + _EXTRAS)}"
+            raise ValueError(f"unknown key {key!r} in a prompt dict{hint}")
     forms = [k for k in _FORMS if prompt.get(k) is not None]
     if len(forms) != 1:
         raise ValueError(f"a prompt dict must have exactly one of {', '.join(_FORMS)}; got {forms or 'none'}")

@@ -94,7 +94,7 @@ class LLM:
         ``chat_template`` replaces the model's own; ``chat_template_kwargs`` are variables for it. Raises ``RequestFailed``
         also for messages that the template refuses.
         """
-        conversations = [messages] if not messages or isinstance(messages[0], Mapping) else list(messages)
+        conversations = [messages] if _is_one_conversation(messages) else list(messages)
         prompts: list[list[int]] = []
         for i, conversation in enumerate(conversations):
             try:
@@ -184,3 +184,9 @@ def _is_one_prompt(prompts: Any) -> bool:
     if isinstance(prompts, (str, Mapping)) or not isinstance(prompts, Sequence):
         return True
     return bool(prompts) and not isinstance(prompts[0], (str, Mapping, Sequence))
+
+
+def _is_one_conversation(messages: Any) -> bool:
+    if isinstance(messages, (str, Mapping)) or not isinstance(messages, Sequence):
+        return True
+    return not messages or isinstance(messages[0], Mapping)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 
 class PluginError(RuntimeError):
     """A plugin cannot be used as asked."""
@@ -21,3 +23,6 @@ class CompositionError(PluginError):
     def __init__(self, problems: list[str]) -> None:
         super().__init__("the configuration cannot be composed:\n" + "\n".join(f"  - {p}" for p in problems))
         self.problems = problems
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return type(self), (self.problems,)

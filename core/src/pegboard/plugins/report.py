@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
 from pegboard.plugins.checks import load_target
 from pegboard.plugins.class_path import optional_arguments
 from pegboard.plugins.discovery import STANDARD
 from pegboard.plugins.errors import PluginError
-from pegboard.plugins.options import model_of, sections
+from pegboard.plugins.options import model_of, sections, sections_of
 from pegboard.plugins.provider import KINDS, ModelProvider, Provider, import_target
 from pegboard.plugins.record import OfferRecord, PluginRecord
 
@@ -92,28 +93,42 @@ def find(name: str, host: PluginHost) -> list[dict[str, Any]]:
     found = [{"what": "plugin", **plugin_data(r)} for r in host.records if matches(r, name)]
     if name in KINDS:
         found.append({"what": "kind", **kind_data(name, host)})
-    for kind in sorted(KINDS):
-        for key, provider in host.providers(kind).items():
-            if name in (key, provider.name, f"{kind}:{key}", f"{kind}:{provider.name}"):
-                found.append({"what": "provider", **provider_data(provider, host)})
+    found += [{"what": "provider", **provider_data(p, host)} for p in named_providers(name, host)]
     return found
+
+
+def named_providers(name: str, host: PluginHost) -> list[Provider]:
+    """Usable providers called ``name``, or ``kind:name``, of any kind."""
+    return [
+        provider
+        for kind in sorted(KINDS)
+        for key, provider in host.providers(kind).items()
+        if name in (key, provider.name, f"{kind}:{key}", f"{kind}:{provider.name}")
+    ]
 
 
 def check_plugin(record: PluginRecord, host: PluginHost) -> tuple[list[str], list[str]]:
     """Load everything that one plugin offers and compare it with the contracts. (problems, notes)."""
     if not record.loaded:
         return [f"{record.label} is {record.status}: {record.reason}"], []
-    problems = [o.reason for o in record.offers if o.reason]
-    notes = [f"{record.label}: {note}" for note in record.notes]
-    for offer in record.offers:
-        provider = host.registry.find(offer.kind, record.name, offer.name)
-        if provider is not None:
-            _check_provider(provider, host, problems, notes)
+    offered = [host.registry.find(o.kind, record.name, o.name) for o in record.offers]
+    found, more = check_providers([p for p in offered if p is not None], host)
+    problems = [o.reason for o in record.offers if o.reason] + found
+    notes = [f"{record.label}: {note}" for note in record.notes] + more
     try:
-        for section in (s for s in sections(host).values() if s.name == record.name):
+        for section in sections_of(host, record):
             model_of(section)
     except Exception as error:
         problems.append(f"{record.label}: its section cannot be loaded: {type(error).__name__}: {error}")
+    return problems, notes
+
+
+def check_providers(providers: Iterable[Provider], host: PluginHost) -> tuple[list[str], list[str]]:
+    """Load these parts and compare them with their contracts. (problems, notes)."""
+    problems: list[str] = []
+    notes: list[str] = []
+    for provider in providers:
+        _check_provider(provider, host, problems, notes)
     return problems, notes
 
 

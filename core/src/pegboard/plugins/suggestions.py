@@ -23,6 +23,12 @@ CAPABILITY_PACKAGES: Final[dict[tuple[str, str], str]] = {
 }
 
 
+def package_of(name: str) -> str:
+    """The package of Pegboard's own that is called ``name`` or offers a part of that name, or nothing."""
+    packages = set(KNOWN_PACKAGES.values())
+    return name if name in packages else next((p for (_, part), p in KNOWN_PACKAGES.items() if part == name), "")
+
+
 def near(name: str, known: Iterable[str]) -> list[str]:
     """Up to three names like ``name``, those that differ in case alone first."""
     choices = sorted(set(known))

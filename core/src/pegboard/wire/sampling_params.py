@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import msgspec
@@ -45,9 +45,8 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
     GREEDY_TEMPERATURE = 1e-4
 
     def __post_init__(self) -> None:
-        stop = (self.stop,) if isinstance(self.stop, str) else tuple(self.stop)
-        msgspec.structs.force_setattr(self, "stop", stop)
-        msgspec.structs.force_setattr(self, "stop_token_ids", tuple(self.stop_token_ids))
+        msgspec.structs.force_setattr(self, "stop", (self.stop,) if isinstance(self.stop, str) else _sequence("stop", self.stop))
+        msgspec.structs.force_setattr(self, "stop_token_ids", _sequence("stop_token_ids", self.stop_token_ids))
         problems = [p for p in self._problems() if p]
         if problems:
             raise ValueError("invalid SamplingParams: " + "; ".join(problems))
@@ -77,6 +76,7 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
             self._stop_problem(),
             next((p for t in self.stop_token_ids if (p := _integer("stop_token_ids", t, 0))), None),
             self._min_max_problem(),
+            None if isinstance(self.ext, dict) else f"ext={self.ext!r} must be a dict from plugin names to their fields",
         ]
 
     def _stop_problem(self) -> str | None:
@@ -89,6 +89,12 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
         if isinstance(self.max_tokens, int) and isinstance(self.min_tokens, int) and self.min_tokens > self.max_tokens:
             return f"min_tokens={self.min_tokens} is larger than max_tokens={self.max_tokens}"
         return None
+
+
+def _sequence(name: str, value: Any) -> tuple[Any, ...]:
+    if isinstance(value, (str, bytes)) or not isinstance(value, Iterable):
+        raise ValueError(f"invalid SamplingParams: {name}={value!r} must be a list")
+    return tuple(value)
 
 
 def _number(name: str, value: object, low: float, high: float, *, low_open: bool = False) -> str | None:

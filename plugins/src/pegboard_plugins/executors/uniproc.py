@@ -139,7 +139,10 @@ class UniProcExecutor(Executor):
             callbacks, self._callbacks = self._callbacks, []
         self._thread.refuse(f"the executor has failed: {cause}")
         for callback in callbacks:
-            callback(cause)
+            try:
+                callback(cause)
+            except Exception:
+                log.exception("a failure callback raised; the others are called all the same")
 
 
 class _WorkerThread:

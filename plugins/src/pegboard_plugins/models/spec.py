@@ -66,21 +66,11 @@ def stated_dtype(config: Mapping[str, Any], where: str) -> str | None:
 
 
 def eos_token_ids(source: ModelSource, config: LlamaConfig) -> tuple[int, ...]:
-    """The union of what generation_config and config state, in that order. What is no id of the vocabulary is left out with a
-    warning."""
-    found: dict[int, None] = {}
-    for part in (source.generation_config, source.config):
-        for value in _ids(part.get("eos_token_id")):
-            if isinstance(value, int) and not isinstance(value, bool) and 0 <= value < config.vocab_size:
-                found[value] = None
-            else:
-                logger.warning(
-                    "%s: eos_token_id %r is not a token of this model (vocabulary of %d) and is left out",
-                    source.path,
-                    value,
-                    config.vocab_size,
-                )
-    return tuple(found)
+    """The union of what generation_config and config state, in that order. What is no id of the vocabulary is left out; the
+    engine, which reads the same files, warns of it."""
+    stated = (value for part in (source.generation_config, source.config) for value in _ids(part.get("eos_token_id")))
+    valid = (v for v in stated if isinstance(v, int) and not isinstance(v, bool) and 0 <= v < config.vocab_size)
+    return tuple(dict.fromkeys(valid))
 
 
 def _ids(value: Any) -> Iterable[Any]:

@@ -50,11 +50,13 @@ class DefaultScheduler(Scheduler):
     ) -> None:
         """``event_sinks``: None makes those that the composition has."""
         limits = config.scheduler
-        self.max_model_len = _max_model_len(config, composition)
+        self.max_model_len = config.max_model_len or composition.spec.max_model_len
         allocator = composition.create("kv_allocator", num_blocks=kv_config.num_blocks, block_size=kv_config.block_size)
         self.kv = StandardKVCacheManager(
             allocator, kv_config.block_size, num_groups=len(kv_config.groups), num_host_blocks=kv_config.num_host_blocks
         )
+        if kv_config.num_host_blocks:
+            logger.warning("kv_cache.swap_space has no use here: this scheduler recomputes preempted requests; leave it out")
         guard = PolicyGuard(limits.strict)
         waiting = WaitingRequests(composition.create("request_queue"), guard)
         sinks = list(composition.create_all("event_sink").values()) if event_sinks is None else event_sinks
@@ -151,9 +153,3 @@ class DefaultScheduler(Scheduler):
 
     def check_integrity(self) -> None:
         check_books(self.state)
-
-
-def _max_model_len(config: EngineConfig, composition: Composition) -> int:
-    if config.max_model_len is not None:
-        return config.max_model_len
-    return composition.spec.max_model_len

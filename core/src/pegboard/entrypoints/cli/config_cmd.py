@@ -58,7 +58,9 @@ def _explain(args: argparse.Namespace) -> int:
     try:
         leaves = select(checked.draft, args.paths)
     except ConfigError as exc:
-        return _report(exc.problems)
+        if not args.json:
+            return _report(exc.problems)
+        leaves, problems = [], exc.problems
     if args.json:
         data = {"fields": as_data(checked.draft, leaves), "problems": [problem_data(p) for p in problems]}
         print(json.dumps(data, indent=2))

@@ -97,12 +97,21 @@ def _parse(arguments: list[str]) -> argparse.Namespace:
         _refuse_unknown(parser, subparsers, typed)
     args, unknown = parser.parse_known_args(arguments)
     if unknown:
-        _refuse_arguments(subparsers.choices.get(typed or "", parser), unknown)
+        _refuse_arguments(_typed_parser(parser, args), unknown)
     return args
 
 
+def _typed_parser(parser: argparse.ArgumentParser, args: argparse.Namespace) -> argparse.ArgumentParser:
+    """The parser of the innermost command that was typed, such as ``plugins list``."""
+    for action in parser._actions:
+        chosen = getattr(args, action.dest, None)
+        if isinstance(action, argparse._SubParsersAction) and chosen in action.choices:
+            return _typed_parser(action.choices[chosen], args)
+    return parser
+
+
 def _refuse_arguments(parser: argparse.ArgumentParser, unknown: list[str]) -> None:
-    """``parser`` is the one of the command, so that its usage is shown."""
+    """``parser`` is the one of the command, so that its usage is shown, and its flags are what is suggested."""
     from pegboard.config.arguments import suggest_flag
 
     guesses = [

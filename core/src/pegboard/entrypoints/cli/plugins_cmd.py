@@ -28,8 +28,8 @@ def add_parser(subparsers: Any) -> argparse.ArgumentParser:
     _action(actions, "list", "every installed plugin, its status, and what it offers")
     show = _action(actions, "show", "one plugin, provider or kind of part")
     show.add_argument("name", metavar="NAME", help="a plugin, a distribution, a provider, or a kind such as executor")
-    check = _action(actions, "check", "load everything that one plugin offers and compare it with the contracts")
-    check.add_argument("name", metavar="NAME", help="a plugin or a distribution")
+    check = _action(actions, "check", "load what one plugin offers, or one provider, and compare it with the contracts")
+    check.add_argument("name", metavar="NAME", help="a plugin, a distribution, or a provider")
     doctor = _action(actions, "doctor", "everything that is wrong; exit status 1 if anything is")
     doctor.add_argument("--targets", action="store_true", help="also load every part (may import torch)")
     parser.set_defaults(run=run)
@@ -85,12 +85,19 @@ def _load(config: str | None) -> PluginHost:
 
 
 def _settings(config: str | None) -> PluginsConfig:
-    """Imported only when there is something to read: pydantic costs more than everything else here."""
-    from pegboard.config import PluginsConfig
+    """The plugins section; what is wrong elsewhere is for ``config check``, but a file that cannot be read has no section.
+
+    Imported only when there is something to read: pydantic costs more than everything else here.
+    """
+    from pegboard.config import ConfigError, PluginsConfig
     from pegboard.config.load import load_draft
     from pegboard.config.models import PLUGINS_KEYS
 
     draft = load_draft(file=config)
+    file = config if config is not None else os.environ.get("PEGBOARD_CONFIG")
+    unusable = [p for p in draft.problems() if p.where == file or p.where.startswith("plugins.")]
+    if unusable:
+        raise ConfigError(unusable)
     return PluginsConfig(**{key: draft.get(f"plugins.{key}") for key in PLUGINS_KEYS})
 
 
@@ -165,28 +172,31 @@ def _facts(item: dict[str, Any], indent: str = "") -> list[str]:
 
 def _nothing(name: str, host: PluginHost) -> Answer:
     from pegboard.plugins.provider import KINDS
-    from pegboard.plugins.suggestions import did_you_mean
+    from pegboard.plugins.suggestions import did_you_mean, package_of
 
     known = {r.name for r in host.records} | {r.distribution for r in host.records} | set(KINDS)
     known |= {n for kind in KINDS for n in host.providers(kind)}
-    message = f"no plugin, distribution, provider or kind is called {name!r}{did_you_mean(name, known - {''})}"
+    package = package_of(name)
+    hint = f"; it comes with another package: pip install {package}" if package else did_you_mean(name, known - {""})
+    message = f"no plugin, distribution, provider or kind is called {name!r}{hint}"
     print(f"pegboard: error: {message}", file=sys.stderr)
     return 2, {"error": message}, []
 
 
 def _check(args: argparse.Namespace, host: PluginHost) -> Answer:
-    from pegboard.plugins.report import check_plugin
+    from pegboard.plugins.report import check_plugin, check_providers, named_providers
     from pegboard.plugins.selection import matches
 
     records = [r for r in host.records if matches(r, args.name)]
-    if not records:
+    providers = [] if records else named_providers(args.name, host)
+    if not records and not providers:
         return _nothing(args.name, host)
-    problems, notes = [], []
+    problems, notes = check_providers(providers, host)
     for record in records:
         found, more = check_plugin(record, host)
         problems += found
         notes += more
-    count = sum(len(r.offers) for r in records)
+    count = len(providers) + sum(len(r.offers) for r in records)
     fine = f"{args.name}: {count} provider{'s' if count != 1 else ''} checked, all keep their contracts"
     return _verdict({"name": args.name, "checked": count}, problems, notes, fine)
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import logging
-import os
 import sys
 from collections.abc import Callable
 from typing import TYPE_CHECKING
@@ -31,16 +30,16 @@ def reporting(args: argparse.Namespace, command: str, work: Callable[[argparse.N
     """Run ``work``; what it raises becomes one message on stderr and an exit status: 2 for what the user can put right
     (configuration, model name, prompt), 1 for what failed. With ``-v`` the traceback comes too."""
     verbose = getattr(args, "verbose", False)
-    if verbose:
-        logging.getLogger("pegboard").setLevel(logging.INFO)
+    logger = logging.getLogger("pegboard")
+    if verbose and not logger.isEnabledFor(logging.INFO):
+        logger.setLevel(logging.INFO)
     try:
         return work(args)
     except KeyboardInterrupt:
         print(f"pegboard {command}: interrupted", file=sys.stderr)
         return INTERRUPTED
     except BrokenPipeError:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # the reader has gone; the exit must not complain
-        return FAILURE
+        raise  # ``main`` ends quietly, as for every command
     except Exception as error:
         if verbose:
             import traceback
