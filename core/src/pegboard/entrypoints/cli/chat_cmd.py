@@ -32,6 +32,7 @@ def add_parser(subparsers: Any) -> argparse.ArgumentParser:
 
     parser: argparse.ArgumentParser = subparsers.add_parser(
         "chat",
+        usage="pegboard chat [MODEL] [options]",
         help="talk with a model",
         description="Talk with a model. Messages come from the terminal, or one per line from stdin. /help lists the commands.",
     )

@@ -27,6 +27,7 @@ def add_parser(subparsers: Any) -> argparse.ArgumentParser:
 
     parser: argparse.ArgumentParser = subparsers.add_parser(
         "generate",
+        usage="pegboard generate [MODEL] --prompt TEXT [options]",
         help="answer a prompt",
         description="Answer one or several prompts. The answer goes to stdout as it comes, its timing to stderr.",
         epilog='example: pegboard generate smollm2 --prompt "What is the capital of France?"',

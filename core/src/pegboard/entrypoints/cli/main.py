@@ -12,7 +12,7 @@ import logging
 import os
 import sys
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Final, TextIO
+from typing import TYPE_CHECKING, Any, Final, TextIO
 
 if TYPE_CHECKING:
     from pegboard.plugins import PluginHost
@@ -69,8 +69,15 @@ def _is_user_error(error: Exception) -> bool:
     return isinstance(error, known)
 
 
+class _Parser(argparse.ArgumentParser):
+    """Options are written in full: an abbreviation would change its meaning when a plugin adds a flag. Commands inherit it."""
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(**{"allow_abbrev": False, **options})
+
+
 def _parse(arguments: list[str]) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(
+    parser: argparse.ArgumentParser = _Parser(
         prog="pegboard",
         description="An LLM inference engine in which every part is a plugin.",
         epilog="pegboard COMMAND --help tells more about a command.",
