@@ -143,7 +143,7 @@ def test_b093_required_distributions(three: Callable[[], set[str]], required: st
         assert not host.problems
     else:
         (problem,) = host.problems
-        assert told in problem
+        assert told in problem.message
 
 
 PLATFORM = """

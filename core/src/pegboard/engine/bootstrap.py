@@ -8,7 +8,7 @@ from __future__ import annotations
 import logging
 import os
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from pegboard.config.draft import ConfigDraft
@@ -108,7 +108,7 @@ def check(
     from pegboard.plugins import PluginHost
 
     host = PluginHost.inspect(settings, extra=objects)
-    problems = [_host_problem(draft, text) for text in host.problems]
+    problems = [_with_source(draft, problem) for problem in host.problems]
     problems += declare_sections(draft, host, everything=all_sections)
     problems += configure(draft, host)
     problems += part_problems(draft, host)
@@ -133,13 +133,12 @@ def _plugin_settings(draft: ConfigDraft) -> PluginsConfig | None:
         return None
 
 
-def _host_problem(draft: ConfigDraft, text: str) -> Problem:
-    """The host writes ``setting: what is wrong``."""
-    path, _, message = text.partition(": ")
-    if not message or path.removeprefix("plugins.") not in PLUGINS_KEYS:
-        return Problem("plugins", text)
-    winner = draft.winner(path)
-    return Problem(path, message, sources=(str(winner.origin),) if winner else ())
+def _with_source(draft: ConfigDraft, problem: Problem) -> Problem:
+    """The host knows which setting is not met, the draft who set it."""
+    if problem.where.removeprefix("plugins.") not in PLUGINS_KEYS:
+        return problem
+    winner = draft.winner(problem.where)
+    return replace(problem, sources=(str(winner.origin),) if winner else ())
 
 
 def _forced(draft: ConfigDraft) -> Iterator[str]:

@@ -14,7 +14,7 @@ from pegboard.plugins.hooks import HookRelay
 from pegboard.plugins.loading import load_all, register
 from pegboard.plugins.manifest import ManifestEntry, PluginManifest, module_reference, revive
 from pegboard.plugins.markers import PROJECT
-from pegboard.plugins.provider import Provider
+from pegboard.plugins.provider import Problem, Provider
 from pegboard.plugins.record import DIRECT, PluginRecord
 from pegboard.plugins.registry import Registry
 from pegboard.plugins.requirements import requirement_problems
@@ -41,7 +41,7 @@ class PluginHost:
         self.records: list[PluginRecord] = []
         self.warnings: list[str] = []
         """What a user should look at, although the host works."""
-        self.problems: list[str] = []
+        self.problems: list[Problem] = []
         """Why a host with this configuration must not run; ``load`` raises them."""
         self._order: list[PluginRecord] = []
         self.registry = Registry(self.records)
@@ -70,7 +70,7 @@ class PluginHost:
             logger.warning(warning)
         if host.problems:
             cause = next((r.exception for r in host.records if r.exception is not None), None)
-            raise PluginError("; ".join(host.problems)) from cause
+            raise PluginError("; ".join(map(str, host.problems))) from cause
         return host
 
     @classmethod
@@ -196,7 +196,7 @@ class PluginHost:
         self.records += [_from_manifest(e) for e in manifest.plugins]
         load_all(self.pm, self.records, extra, {})
         self._settle(list(self.records))
-        self.problems += [f"{r.label} is {r.status}: {r.reason}" for r in self.records if not r.loaded]
+        self.problems += [Problem("manifest", _state(r)) for r in self.records if not r.loaded]
 
     def _record(self, installed: list[Installed], extra: Mapping[str, object]) -> None:
         names = [p.entry_point for p in installed] + list(extra)
@@ -213,7 +213,7 @@ class PluginHost:
         for record in order:
             register(self.pm, record, self.registry)
         self.hook.refresh()
-        self.warnings += [f"{r.label} is {r.status}: {r.reason}" for r in self.records if r.status in ("broken", "incompatible")]
+        self.warnings += [_state(r) for r in self.records if r.status in ("broken", "incompatible")]
         self.warnings += [o.reason for r in self.records if r.loaded for o in r.offers if o.reason]
         for record in self.records:
             if record.exception is not None:
@@ -223,17 +223,21 @@ class PluginHost:
         """Turn what the configuration insists on, and is not there, into problems."""
         if plugins is None:
             return
-        self.problems += [f"plugins.enabled: {why}" for name in enabled if (why := self.why_absent(name))]
+        self.problems += [Problem("plugins.enabled", why) for name in enabled if (why := self.why_absent(name))]
         self.problems += requirement_problems(plugins.required, self.records)
         for name in plugins.model_extra or {}:
             if any(r.name == name for r in self.records) and (why := self.why_absent(name)):
-                self.problems.append(f"plugins.{name}: {why}")
+                self.problems.append(Problem(f"plugins.{name}", why))
         if plugins.strict:
             bad = [r for r in self.records if r.status in ("broken", "incompatible")]
-            self.problems += [f"plugins.strict: {r.label} is {r.status}: {r.reason}" for r in bad]
+            self.problems += [Problem("plugins.strict", _state(r)) for r in bad]
         if self.problems:
-            told = " ".join(self.problems)
+            told = " ".join(p.message for p in self.problems)
             self.warnings = [w for w in self.warnings if w not in told]
+
+
+def _state(record: PluginRecord) -> str:
+    return f"{record.label} is {record.status}: {record.reason}"
 
 
 def _from_manifest(entry: ManifestEntry) -> PluginRecord:

@@ -148,7 +148,7 @@ def _check_provider(provider: Provider, host: PluginHost, problems: list[str], n
 
 def doctor(host: PluginHost, load_targets: bool = False) -> tuple[list[str], list[str]]:
     """(problems, notes) of the whole installation. ``load_targets`` also loads every part, which may import torch."""
-    told = host.problems + host.warnings
+    told = [*map(str, host.problems), *host.warnings]
     problems = list(dict.fromkeys(told))
     notes: list[str] = []
     for kind, name, text in host.registry.duplicates():

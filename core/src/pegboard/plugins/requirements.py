@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from pegboard.plugins.discovery import host_version, installed_version, normalized
 from pegboard.plugins.errors import PluginError
 from pegboard.plugins.markers import PROJECT
+from pegboard.plugins.provider import Problem
 from pegboard.plugins.record import PluginRecord
 
 if TYPE_CHECKING:
@@ -46,21 +47,21 @@ def host_refused(record: PluginRecord, requires: Iterable[str]) -> str:
     return ""
 
 
-def requirement_problems(required: Sequence[str], records: Iterable[PluginRecord]) -> list[str]:
-    """One sentence per entry of ``plugins.required`` that this installation does not satisfy."""
-    problems = []
+def requirement_problems(required: Sequence[str], records: Iterable[PluginRecord]) -> list[Problem]:
+    """One problem per entry of ``plugins.required`` that this installation does not satisfy."""
+    problems: list[str] = []
     records = list(records)
     for line in required:
         try:
             requirement = parse_requirement(line)
         except PluginError as error:
-            problems.append(f"plugins.required: {error}")
+            problems.append(str(error))
             continue
         version = installed_version(requirement.name)
         own = [r for r in records if r.distribution == normalized(requirement.name)]
         if version is None:
-            problems.append(f"plugins.required: {line!r} is not installed; pip install {line!r}")
+            problems.append(f"{line!r} is not installed; pip install {line!r}")
         elif not requirement.specifier.contains(own[0].version if own else version, prereleases=True):
-            problems.append(f"plugins.required: {line!r}, but {requirement.name} {version} is installed; pip install -U {line!r}")
-        problems += [f"plugins.required: {line!r}, but {r.label} is {r.status}: {r.reason}" for r in own if not r.loaded]
-    return problems
+            problems.append(f"{line!r}, but {requirement.name} {version} is installed; pip install -U {line!r}")
+        problems += [f"{line!r}, but {r.label} is {r.status}: {r.reason}" for r in own if not r.loaded]
+    return [Problem("plugins.required", text) for text in problems]
