@@ -90,7 +90,7 @@ def _model_metadata(config: Mapping[str, Any]) -> dict[str, Any]:
         "attention.key_length": config["head_dim"],
         "attention.value_length": config["head_dim"],
         "attention.layer_norm_rms_epsilon": float(config["rms_norm_eps"]),
-        "rope.freq_base": float(config["rope_theta"]),
+        "rope.freq_base": float((config.get("rope_parameters") or config)["rope_theta"]),
         "rope.dimension_count": config["head_dim"],
         "vocab_size": config["vocab_size"],
     }

@@ -20,6 +20,7 @@ class OpenVINO:
         scheduler.enable_prefix_caching = True
         precision = {"bfloat16": "bf16", "float32": "f32"}[DTYPE]
         options = {"INFERENCE_PRECISION_HINT": precision, "INFERENCE_NUM_THREADS": THREADS}
+        self.added = 0
         self.pipe = ov.ContinuousBatchingPipeline(MODEL, scheduler, "CPU", options)
 
     def version(self) -> str:
@@ -33,10 +34,11 @@ class OpenVINO:
         import openvino_genai as ov
 
         handles = []
-        for i, job in enumerate(jobs):
+        for job in jobs:
+            self.added += 1
             config = ov.GenerationConfig()
             config.max_new_tokens, config.ignore_eos, config.do_sample = job.max_tokens, True, False
-            handles.append(self.pipe.add_request(i, ov_core.Tensor(np.array([job.prompt], dtype=np.int64)), config))
+            handles.append(self.pipe.add_request(self.added, ov_core.Tensor(np.array([job.prompt], dtype=np.int64)), config))
         while self.pipe.has_non_finished_requests():
             self.pipe.step()
         return [Result(list(h.read_all()[0].generated_ids)) for h in handles]
