@@ -9,6 +9,8 @@ import msgspec
 import pytest
 
 from pegboard.contracts.event_sink import Event, EventSink
+from pegboard.contracts.preemption_policy import BlockNeed, PreemptionPolicy
+from pegboard.contracts.views import RequestView, SchedulingView
 from pegboard.testing.adversaries import RaisingSink
 from pegboard.testing.driver import SchedulerDriver, expected_output, make_request
 from pegboard.testing.fakes import hash_model
@@ -209,6 +211,38 @@ def test_every_full_block_can_be_found_again(driver_of: DriverOf, depth: int) ->
             driver.add(make_request("next", [*range(num_prompt), *driver.tokens["first"], 0], 1))
             driver.run()
             assert driver.last["next"].num_cached_tokens == (num_prompt + num_output - 1) // 4 * 4
+
+
+@pytest.mark.parametrize("depth", [1, 2, 3])
+@pytest.mark.parametrize("budget", [7, 16, 1000])
+def test_prompts_that_arrive_together_compute_their_common_prefix_once(driver_of: DriverOf, budget: int, depth: int) -> None:
+    """A step writes all keys and values before it reads any, so even rows of one plan share what it computes."""
+    driver = driver_of(max_num_batched_tokens=budget, depth=depth)
+    prefix = list(range(40))
+    requests = [make_request(f"r{i}", [*prefix, 100 + i, 200 + i], 3) for i in range(5)]
+    driver.add(*requests)
+    driver.run()
+    assert_right(driver, *requests)
+    stats = driver.scheduler.stats()
+    assert stats.num_scheduled_tokens == 40 + 5 * 2 + 5 * 2, "the prefix, five ends of a prompt, two tokens decoded by each"
+    assert stats.prefix_hits == 4 * 40
+
+
+class OldestFirst(PreemptionPolicy):
+    """Its victims may have a row in the plan already."""
+
+    def victims(self, need: BlockNeed, candidates: Sequence[RequestView], context: SchedulingView) -> Sequence[str]:
+        return [c.request_id for c in candidates if c.request_id != need.requester]
+
+
+def test_a_chunk_that_leaves_the_plan_is_not_shared(driver_of: DriverOf) -> None:
+    """Blocks that a plan would have filled, had their request not been preempted in that plan, hold nothing."""
+    driver = driver_of(14, long_prefill_token_threshold=4, parts={"preemption_policy": OldestFirst})
+    requests = [make_request("old", [1], 20), make_request("prefill", range(40), 5), make_request("young", [2, 3, 4], 8)]
+    driver.add(*requests)
+    driver.run()
+    assert_right(driver, *requests)
+    assert driver.last["prefill"].num_preemptions > 0
 
 
 # -- statistics and events ---------------------------------------------------------------------------------------------

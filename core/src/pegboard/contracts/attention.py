@@ -87,7 +87,8 @@ class CommonAttentionMetadata:
 class AttentionBackend(abc.ABC):
     """One instance per worker and layer group. Constructed with ``query`` (an ``AttentionQuery`` it supports).
 
-    Invariants: ``forward`` writes exactly the cache slots of ``slot_mapping`` and the rows of ``out`` that have tokens;
+    Invariants: ``forward`` writes exactly the cache slots of ``slot_mapping`` and the rows of ``out`` that have tokens; it
+    writes all of them before it reads any, because rows may share blocks that another row of the same step fills;
     results of a row depend on that row alone; a step is one ``build_metadata`` and one ``forward`` per layer.
     """
 

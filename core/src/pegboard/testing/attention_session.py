@@ -7,7 +7,7 @@ what is not the row's own.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -100,8 +100,11 @@ class AttentionSession:
         """N(0, 1) in the backend's dtype, on its device."""
         return torch.randn(*shape, generator=self._random).to(self.dtype).to(self.query.device)
 
-    def prepare(self, new: Sequence[tuple[str, int]], *, spare_columns: int = 3) -> Step:
-        """Give each named row so many new tokens (0: the row is only there)."""
+    def prepare(
+        self, new: Sequence[tuple[str, int]], *, forks: Mapping[str, tuple[str, int]] | None = None, spare_columns: int = 3
+    ) -> Step:
+        """Give each named row so many new tokens (0: the row is only there). ``forks``: a row that is new in this step to an
+        earlier one of it, and how many tokens it shares with that one, those of this step included."""
         q = self.query
         count = sum(tokens for _, tokens in new)
         # Slices of one projection, as a fused qkv layer gives them: rows are strided.
@@ -111,6 +114,8 @@ class AttentionSession:
         expected = torch.zeros(query.shape, dtype=torch.float64)
         begin = 0
         for name, tokens in new:
+            if forks and name in forks:
+                self.fork(forks[name][0], name, forks[name][1])
             row, end = self.rows.setdefault(name, Row()), begin + tokens
             slots += self._append(row, key[begin:end], value[begin:end])
             if tokens:
@@ -140,9 +145,9 @@ class AttentionSession:
         assert result.data_ptr() == out.data_ptr(), "forward must fill and return `out`"
         return out
 
-    def check(self, new: Sequence[tuple[str, int]]) -> None:
+    def check(self, new: Sequence[tuple[str, int]], forks: Mapping[str, tuple[str, int]] | None = None) -> None:
         """One step whose output must equal plain attention."""
-        step = self.prepare(new)
+        step = self.prepare(new, forks=forks)
         self.compare(self.run(step), step.expected)
 
     def compare(self, out: Any, expected: Any) -> None:

@@ -127,6 +127,7 @@ class MirrorWorker:
         drafts = dict(zip(plan.spec_slots, plan.spec_token_ids, strict=True))
         assert drafts.keys() <= set(plan.slots), "drafts for a row that is not in the plan"
         written: dict[tuple[int, int], int] = {}
+        begins = {slot: row.num_computed for slot, row in self.rows.items()}
         for slot, count, computed, num_to_sample in zip(
             plan.slots, plan.num_scheduled_tokens, plan.num_computed_tokens, plan.num_to_sample, strict=True
         ):
@@ -141,7 +142,7 @@ class MirrorWorker:
             for block in self._written_by(slot, computed, end):
                 assert written.setdefault(block, slot) == slot, f"two rows write block {block}"
             row.num_computed = end
-        self._check_shared(written)
+        self._check_shared(written, begins)
 
     def _written_by(self, slot: int, first: int, end: int) -> list[tuple[int, int]]:
         """(group, block) pairs that hold the tokens from ``first`` to before ``end``."""
@@ -153,12 +154,16 @@ class MirrorWorker:
         rows = zip(plan.slots, plan.num_scheduled_tokens, plan.num_computed_tokens, strict=True)
         return {block for slot, count, computed in rows for block in self._written_by(slot, computed, computed + count)}
 
-    def _check_shared(self, written: dict[tuple[int, int], int]) -> None:
-        """A block that is written belongs to the writer alone."""
+    def _check_shared(self, written: dict[tuple[int, int], int], begins: dict[int, int]) -> None:
+        """A block that is written belongs to the writer alone, or the step fills it and the others only read it: they
+        count all of it as computed (``begins``: tokens computed before the step)."""
         writers = {block_id: slot for (_, block_id), slot in written.items()}
         for slot, row in self.rows.items():
-            for block_id in (b for blocks in row.block_ids for b in blocks):
-                assert writers.get(block_id, slot) == slot, f"slot {writers[block_id]} writes block {block_id} of slot {slot}"
+            for place, block_id in ((p, b) for blocks in row.block_ids for p, b in enumerate(blocks)):
+                writer, filled = writers.get(block_id, slot), (place + 1) * self.block_size
+                assert writer == slot or filled <= min(begins[slot], self.rows[writer].num_computed), (
+                    f"slot {writer} writes block {block_id} of slot {slot}"
+                )
 
     # -- after the step ------------------------------------------------------------------------------------------------
 

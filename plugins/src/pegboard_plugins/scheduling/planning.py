@@ -29,6 +29,8 @@ class Planner:
         self.preempted: list[Request] = []
         self._put_off: Request | None = None
         """First running request for which the chunk policy wanted no token in this step."""
+        self._chunks: list[Request] = []
+        """Rows of this plan that compute more than one known token."""
 
     def make_plan(self) -> SchedulerOutput:
         state = self.state
@@ -36,6 +38,7 @@ class Planner:
         self.plan = SchedulerOutput(step_id=state.step, finished_slots=state.finished_slots)
         state.finished_slots = []
         self.budget, self.rows, self.preempted, self._put_off = self.max_num_batched_tokens, [], [], None
+        self._chunks = []
         if state.pause is not PauseState.PAUSED_ALL:
             self.room.preempt_proactively()
             self._plan_running()
@@ -44,6 +47,8 @@ class Planner:
             if self.preempted:
                 self._put_back()
             elif state.waiting:
+                for request in self._chunks:
+                    self._publish(request)
                 self._admit()
         return self._close()
 
@@ -117,9 +122,16 @@ class Planner:
             plan.spec_slots.append(request.slot)
             plan.spec_token_ids.append(drafts)
             request.num_drafts = len(drafts)
+        if count > num_to_sample:
+            self._chunks.append(request)
         request.num_computed = computed + count
         request.num_placeholders += num_to_sample
         self.budget -= count
+
+    def _publish(self, request: Request) -> None:
+        """Let others share what this plan computes of a prompt, from this plan on: a step writes the keys and values of all
+        its rows before any row reads them. Only for rows that stay in the plan: nothing is preempted once admissions begin."""
+        self.state.commit(request, min(request.num_computed, len(request.token_ids)))
 
     def drop_row(self, request: Request) -> None:
         """Take what this plan holds of a request that is about to be preempted back out."""
@@ -216,6 +228,7 @@ class Planner:
             )
         )
         self._add_row(request, max(1, count), [])
+        self._publish(request)
         return True
 
     # -- the finished plan ---------------------------------------------------------------------------------------------

@@ -36,7 +36,7 @@ def apply_results(state: SchedulerState, plan: SchedulerOutput, output: ModelRun
             if length < request.max_len and (token not in request.stop_token_ids or length <= request.min_len):
                 request.num_placeholders -= 1
                 if computed + count >= request.next_commit:
-                    _commit(state, request, computed + count)
+                    state.commit(request, computed + count)
                 add(
                     message_type(
                         request_id=request.request_id,
@@ -81,7 +81,7 @@ def _apply_row(
     is_first = len(tokens) > 0 and len(request.token_ids) == request.num_prompt
     message.new_token_ids, status = _append(request, tokens)
     message.logprobs = output.logprobs.get(row, [])[: len(message.new_token_ids)]
-    _commit(state, request, plan.num_computed_tokens[row] + plan.num_scheduled_tokens[row] - rejected)
+    state.commit(request, plan.num_computed_tokens[row] + plan.num_scheduled_tokens[row] - rejected)
     if is_first:
         state.emit("first_token", request)
     if status is not None:
@@ -103,12 +103,6 @@ def _append(request: Request, tokens: list[int]) -> tuple[list[int], RequestStat
         if len(token_ids) >= request.max_len:
             return tokens[:position], RequestStatus.FINISHED_LENGTH_CAPPED
     return tokens, None
-
-
-def _commit(state: SchedulerState, request: Request, num_computed: int) -> None:
-    if num_computed >= request.next_commit:
-        state.kv.commit(request.kv_key, request.token_ids, num_computed, request.salt)
-        request.next_commit = (num_computed // state.block_size + 1) * state.block_size
 
 
 def _in_plan_order(plan: SchedulerOutput, output: ModelRunnerOutput) -> ModelRunnerOutput:

@@ -79,6 +79,12 @@ class SchedulerState:
         self.running.append(request)
         self.emit("resumed" if resumed else "scheduled", request)
 
+    def commit(self, request: Request, num_computed: int) -> None:
+        """Publish the blocks of ``request`` that ``num_computed`` tokens fill, if there are new ones."""
+        if num_computed >= request.next_commit:
+            self.kv.commit(request.kv_key, request.token_ids, num_computed, request.salt)
+            request.next_commit = (num_computed // self.block_size + 1) * self.block_size
+
     def preempt(self, request: Request) -> int:
         """Running to preempted; returns the slot it had. The caller takes it off ``running`` and gives it back to ``waiting``."""
         self._release_blocks(request)

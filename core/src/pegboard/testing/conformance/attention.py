@@ -141,6 +141,17 @@ class AttentionBackendConformance:
         for _ in range(2):
             session.check([("p0", 1), ("p1", 1), ("p2", 1), ("other", 1), ("p3", 1), ("p4", 1), ("short", 1)])
 
+    @pytest.mark.parametrize("limits", LIMITS)
+    @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+    def test_rows_that_read_what_the_same_step_writes(self, dtype: str, limits: str) -> None:
+        """Requests that arrive together share the prefix that one of them computes."""
+        session = self.session(self.query("smollm2", dtype, limits, num_heads=6), num_blocks=96)
+        session.check([("old", 30)])
+        shared = {"b": ("a", 96), "c": ("a", 96), "d": ("a", 64), "e": ("old", 32)}
+        session.check([("a", 103), ("old", 7), ("b", 5), ("c", 1), ("d", 40), ("e", 2)], forks=shared)
+        for _ in range(2):
+            session.check([(name, 1) for name in ("old", "a", "b", "c", "d", "e")])
+
     @pytest.mark.parametrize("seed", range(12))
     def test_random_schedules(self, seed: int) -> None:
         """Rows come, share prefixes, get chunks or one token or nothing, and go; their blocks are used again."""
