@@ -13,6 +13,8 @@ import inspect
 import sys
 from pathlib import Path
 
+from generated_pages import write_or_check
+
 ROOT = Path(__file__).resolve().parents[1]
 SOURCE = ROOT / "core" / "src" / "pegboard" / "contracts"
 PAGES = ROOT / "docs" / "contracts"
@@ -92,16 +94,7 @@ def index(pages: dict[str, str]) -> str:
 def main() -> int:
     pages = {path.stem: page(path) for path in sorted(SOURCE.glob("*.py")) if path.stem != "__init__"}
     wanted = {f"{name}.md": text for name, text in pages.items()} | {"README.md": index(pages)}
-    if "--check" in sys.argv:
-        present = {p.name: p.read_text() for p in PAGES.glob("*.md")}
-        stale = sorted(n for n in wanted.keys() | present.keys() if wanted.get(n) != present.get(n))
-        for name in stale:
-            print(f"docs/contracts/{name} does not match the source; run: python scripts/contract_pages.py", file=sys.stderr)
-        return bool(stale)
-    PAGES.mkdir(parents=True, exist_ok=True)
-    for name, text in wanted.items():
-        (PAGES / name).write_text(text)
-    return 0
+    return write_or_check(PAGES, wanted)
 
 
 if __name__ == "__main__":

@@ -12,6 +12,8 @@ import sys
 from dataclasses import dataclass
 from pathlib import Path
 
+from generated_pages import write_or_check
+
 from pegboard.plugins.provider import KINDS
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -80,16 +82,7 @@ def index(found: list[Hook]) -> str:
 def main() -> int:
     found = hooks()
     wanted = {f"{h.name}.md": page(h) for h in found} | {"README.md": index(found)}
-    if "--check" in sys.argv:
-        present = {p.name: p.read_text() for p in PAGES.glob("*.md")}
-        stale = sorted(n for n in wanted.keys() | present.keys() if wanted.get(n) != present.get(n))
-        for name in stale:
-            print(f"docs/hooks/{name} does not match hookspecs.py; run: python scripts/hook_pages.py", file=sys.stderr)
-        return bool(stale)
-    PAGES.mkdir(parents=True, exist_ok=True)
-    for name, text in wanted.items():
-        (PAGES / name).write_text(text)
-    return 0
+    return write_or_check(PAGES, wanted)
 
 
 if __name__ == "__main__":
