@@ -22,6 +22,7 @@ from pegboard.engine.info import EngineInfo
 from pegboard.plugins import KINDS, CliCommand, ConfigSection, PluginHost, Problem, WorkerContext
 from pegboard.plugins.class_path import contract_problems
 from pegboard.plugins.hookcheck import specified
+from pegboard.plugins.provider import accepted_arguments
 from pegboard.wire import EngineCoreRequest, SamplingParams, World
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -140,7 +141,7 @@ def check_parts(host: PluginHost, kind: str) -> None:
         assert provider.summary
         if not isinstance(provider.target, str):
             assert contract_problems(kind, provider.target) == []
-            provider.create()
+            provider.load()()
 
 
 def test_the_guide_names_every_status_and_setting() -> None:
@@ -167,8 +168,8 @@ def test_plugins_of_the_guide_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
         exec(compile(block, "docs/plugins.md", "exec"), module.__dict__)
         host = PluginHost.load(extra={"acme": module}, discovery=False)
         for provider in host.providers("request_queue").values():
-            config = EngineConfig(model="m")
-            provider.create(options=section_of(host, config.plugins, "acme"))
+            offered = {"options": section_of(host, EngineConfig(model="m").plugins, "acme")}
+            provider.load()(**accepted_arguments(provider.load(), offered))
 
 
 @pytest.mark.slow

@@ -91,11 +91,6 @@ class Provider:
         """The class or factory behind ``target``. Raises whatever importing it raises."""
         return import_target(self.target) if isinstance(self.target, str) else self.target
 
-    def create(self, **available: Any) -> Any:
-        """Make the part, passing those of ``available`` that it accepts."""
-        target = self.load()
-        return target(**accepted_arguments(target, available))
-
 
 @dataclass(frozen=True, kw_only=True)
 class ExecutorProvider(Provider):
