@@ -7,9 +7,10 @@ from typing import Any
 
 import pytest
 
-from pegboard import SamplingParams
+from pegboard import LLM, EngineConfig, LLMEngine, SamplingParams
 from pegboard.contracts.scheduler import RequestStatus
 from pegboard.testing.checkpoints import make_checkpoint
+from pegboard.testing.scripted_model import ScriptedPlugin, text_model
 
 
 @pytest.mark.parametrize("allocator", ["paged", "prefix"])
@@ -167,3 +168,23 @@ def test_every_token_is_streamed_and_the_text_is_that_of_all_tokens(
     for stream in running.all.values():
         ended = stream.finish_reason == "stop"
         assert stream.text == llm.get_tokenizer().decode(stream.tokens[:-1] if ended else stream.tokens)
+
+
+def test_a_scripted_model_speaks_through_the_whole_engine() -> None:
+    """The kit for exact outputs: a text per prompt, multi-byte characters included, through the real worker and scheduler."""
+    script = {"Hi": " there", "Emoji?": " \U0001f642 d\u00e9j\u00e0 \uc548\ub155"}
+    with LLM("scripted", plugins={"scripted": ScriptedPlugin(text_model(script))}, max_num_seqs=2) as llm:
+        outputs = llm.generate(list(script), SamplingParams(temperature=0.0, max_tokens=64))
+    assert [o.text for o in outputs] == list(script.values())
+    assert {o.outputs[0].finish_reason for o in outputs} == {"stop"}
+
+
+def test_an_engine_from_a_finished_configuration(tiny: Any, greedy: Any) -> None:
+    config = EngineConfig(model=str(tiny), dtype="float32", kv_cache={"num_blocks": 50})
+    with LLMEngine.from_config(config) as engine, LLM(str(tiny), dtype="float32", kv_cache={"num_blocks": 50}) as llm:
+        engine.add_request("a", [5, 6, 7], greedy(6))
+        ended = []
+        while engine.has_unfinished_requests():
+            ended += [output for output in engine.step() if output.finished]
+        [expected] = llm.generate([[5, 6, 7]], greedy(6))
+        assert [o.outputs[0].token_ids for o in ended] == [expected.outputs[0].token_ids]

@@ -20,18 +20,13 @@ from pegboard.plugins import (
     compose,
     select_attention,
 )
-from pegboard.testing.plugins import make_plugin
+from pegboard.testing.plugins import compose_with
 
 pytestmark = pytest.mark.usefixtures("standard")
 
 
 def config(**settings: Any) -> EngineConfig:
     return EngineConfig(**{"model": "tiny", **settings})
-
-
-def with_plugin(hooks: dict[str, Any], **settings: Any) -> Any:
-    host = PluginHost.load(extra={"acme": make_plugin(**hooks)})
-    return compose(config(**settings), host)
 
 
 class TestExecutorAuto:
@@ -43,12 +38,12 @@ class TestExecutorAuto:
             compose(config(executor={"tensor_parallel_size": 2}))
 
     def test_several_ranks(self) -> None:
-        composition = with_plugin(self.offers("zeta", "mp"), executor={"pipeline_parallel_size": 2})
+        composition = compose_with(self.offers("zeta", "mp"), executor={"pipeline_parallel_size": 2})
         assert composition.parts["executor"].name == "mp"
         assert "1 x 2 ranks" in composition.reasons["executor"]
 
     def test_one_rank_stays_in_process(self) -> None:
-        assert with_plugin(self.offers("mp")).parts["executor"].name == "uniproc"
+        assert compose_with(self.offers("mp")).parts["executor"].name == "uniproc"
 
     def test_an_installed_one_of_a_stranger_is_not_taken_but_told(self, plugin_factory) -> None:
         source = "from pegboard.plugins import *\nfrom pegboard.plugins import hookimpl\n@hookimpl\ndef executors():\n"
@@ -94,7 +89,7 @@ class TestPlatforms:
         PluginHost.load()
 
     def test_an_unavailable_one_is_passed_over_with_a_reason(self) -> None:
-        composition = with_plugin(self.platform("npu", lambda: False))
+        composition = compose_with(self.platform("npu", lambda: False))
         assert composition.parts["platform"].name == "cpu"
         assert "npu is not available" in composition.reasons["platform"]
 
@@ -102,21 +97,21 @@ class TestPlatforms:
         def broken():
             raise RuntimeError("boom-17")
 
-        assert with_plugin(self.platform("npu", broken)).parts["platform"].name == "cpu"
+        assert compose_with(self.platform("npu", broken)).parts["platform"].name == "cpu"
         (warning,) = [r.getMessage() for r in caplog.records if r.levelno == logging.WARNING]
         assert "'npu'" in warning
         assert "boom-17" in warning
 
     def test_a_named_one_that_is_unavailable_is_an_error(self) -> None:
         with pytest.raises(PluginError, match=r"device: platform 'npu' of plugin 'acme'.* is not available on this machine"):
-            with_plugin(self.platform("npu", lambda: False), device="npu")
+            compose_with(self.platform("npu", lambda: False), device="npu")
 
     def test_a_named_one_that_fails_keeps_its_exception(self) -> None:
         def broken():
             raise RuntimeError("boom-17")
 
         with pytest.raises(PluginError, match="boom-17"):
-            with_plugin(self.platform("npu", broken), device="npu")
+            compose_with(self.platform("npu", broken), device="npu")
 
 
 class TestAttention:
@@ -135,17 +130,17 @@ class TestAttention:
     def test_highest_priority_that_supports(self) -> None:
         from pegboard.contracts.attention import Support
 
-        choice = select_attention(self.QUERY, with_plugin(self.offer(lambda q: Support(True))))
+        choice = select_attention(self.QUERY, compose_with(self.offer(lambda q: Support(True))))
         assert choice.provider.name == "mine"
         assert choice.reasons == ("mine: supports the query, priority 9", "torch: supports the query, priority 0")
-        choice = select_attention(self.QUERY, with_plugin(self.offer(lambda q: Support.of("head size 4 is too small"))))
+        choice = select_attention(self.QUERY, compose_with(self.offer(lambda q: Support.of("head size 4 is too small"))))
         assert choice.provider.name == "torch"
         assert "mine: head size 4 is too small" in choice.reasons
 
     def test_a_named_one_that_does_not_support_is_an_error_with_its_reasons(self) -> None:
         from pegboard.contracts.attention import Support
 
-        composition = with_plugin(self.offer(lambda q: Support.of("no", "never")), attention={"backend": "mine"})
+        composition = compose_with(self.offer(lambda q: Support.of("no", "never")), attention={"backend": "mine"})
         with pytest.raises(CompositionError) as caught:
             select_attention(self.QUERY, composition)
         assert len(caught.value.problems) == 2
@@ -155,10 +150,10 @@ class TestAttention:
         def supports(query):
             raise RuntimeError("boom-17")
 
-        assert select_attention(self.QUERY, with_plugin(self.offer(supports))).provider.name == "torch"
+        assert select_attention(self.QUERY, compose_with(self.offer(supports))).provider.name == "torch"
         assert any("boom-17" in r.getMessage() for r in caplog.records if r.levelno == logging.WARNING)
         with pytest.raises(PluginError, match="boom-17"):
-            select_attention(self.QUERY, with_plugin(self.offer(supports), attention={"backend": "mine"}))
+            select_attention(self.QUERY, compose_with(self.offer(supports), attention={"backend": "mine"}))
 
     def test_a_stranger_s_backend_is_not_taken_unless_enabled_or_named(self, plugin_factory) -> None:
         source = "from pegboard.plugins import *\nfrom pegboard.plugins import hookimpl\n@hookimpl\ndef attention_backends():\n"

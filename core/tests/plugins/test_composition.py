@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from pegboard.config import EngineConfig
+from pegboard.contracts.executor import Executor
 from pegboard.contracts.model_source import ModelNotFound
 from pegboard.plugins import (
     CompositionError,
@@ -23,7 +24,7 @@ from pegboard.plugins import (
     compose,
     executor_class,
 )
-from pegboard.testing.plugins import make_plugin
+from pegboard.testing.plugins import compose_with
 from pegboard.testing.pytest_plugin import PluginFactory
 
 pytestmark = pytest.mark.usefixtures("standard")
@@ -31,11 +32,6 @@ pytestmark = pytest.mark.usefixtures("standard")
 
 def config(**settings: Any) -> EngineConfig:
     return EngineConfig(**{"model": "tiny", **settings})
-
-
-def with_plugin(hooks: dict[str, Any], **settings: Any) -> Any:
-    host = PluginHost.load(extra={"acme": make_plugin(**hooks)})
-    return compose(config(**settings), host)
 
 
 class TestDefaults:
@@ -126,14 +122,14 @@ class TestProblems:
 
     def test_a_resolver_that_answers_nonsense(self) -> None:
         with pytest.raises(PluginError, match=r"plugin 'acme' .*returned 'a string' instead of a ModelSource"):
-            with_plugin({"resolve_model": lambda: "a string"})
+            compose_with({"resolve_model": lambda: "a string"})
 
     def test_a_resolver_that_fails(self) -> None:
         def resolve_model(ref):
             raise OSError("no network")
 
         with pytest.raises(PluginError, match=r"resolve_model of plugin 'acme'.*failed for 'tiny': OSError: no network"):
-            with_plugin({"resolve_model": resolve_model})
+            compose_with({"resolve_model": resolve_model})
 
     @pytest.mark.parametrize(
         ("spec", "told"),
@@ -149,7 +145,7 @@ class TestProblems:
             return [ModelProvider(name="x", target="a:b", spec=spec, architectures=("TinyForCausalLM",))]
 
         with pytest.raises(PluginError, match=told):
-            with_plugin({"models": models})
+            compose_with({"models": models})
 
 
 class TestCapabilities:
@@ -157,9 +153,9 @@ class TestCapabilities:
         hooks = {
             "schedulers": lambda: [SchedulerProvider(name="x", target="a:b", requires={"kv_allocator.prefix_caching"})],
         }
-        with_plugin(hooks, scheduler={"name": "x"})
+        compose_with(hooks, scheduler={"name": "x"})
         with pytest.raises(CompositionError) as caught:
-            with_plugin(hooks, scheduler={"name": "x"}, kv_cache={"allocator": "paged"})
+            compose_with(hooks, scheduler={"name": "x"}, kv_cache={"allocator": "paged"})
         (problem,) = caught.value.problems
         assert "scheduler 'x' of plugin 'acme'" in problem
         assert "needs capability 'prefix_caching' of the kv_allocator" in problem
@@ -189,7 +185,7 @@ class TestCreate:
             limit: int = 3
 
         hooks = {"request_queues": lambda: [RequestQueueProvider(name="q", target=Queue, config=Options)]}
-        composition = with_plugin(hooks, scheduler={"queue": "q"}, plugins={"acme": {"limit": 4}})
+        composition = compose_with(hooks, scheduler={"queue": "q"}, plugins={"acme": {"limit": 4}})
         made = composition.create("request_queue", seed=5, unheard_of=1)
         assert (made.options, made.seed) == (Options(limit=4), 5)
         assert made.composition is composition
@@ -198,7 +194,7 @@ class TestCreate:
     def test_what_a_factory_makes_is_checked(self, made) -> None:
         hooks = {"request_queues": lambda: [RequestQueueProvider(name="q", target=lambda: made)]}
         with pytest.raises(PluginError, match=r"request_queue 'q' of plugin 'acme'.*lacks"):
-            with_plugin(hooks, scheduler={"queue": "q"}).create("request_queue")
+            compose_with(hooks, scheduler={"queue": "q"}).create("request_queue")
 
     def test_a_kind_that_was_not_chosen(self) -> None:
         with pytest.raises(PluginError, match="no attention was chosen"):
@@ -224,6 +220,7 @@ def test_executor_class(plugin_factory: PluginFactory) -> None:
     """
     plugin_factory(source, name="acme")
     assert executor_class(config(executor={"name": "mine"})).__name__ == "Mine"
+    assert Executor.get_class(config(executor={"name": "mine"})).__name__ == "Mine"
     assert executor_class(config(executor={"name": "acme:Mine"})).__name__ == "Mine"
     with pytest.raises(UnknownProviderError, match=r"executor\.name: no executor is called 'mpp'"):
         executor_class(config(executor={"name": "mpp"}))
@@ -347,4 +344,4 @@ def test_a_descriptor_that_could_never_match_is_refused(make: Any, told: str) ->
 def test_a_requirement_of_an_unknown_kind_is_told() -> None:
     hooks = {"schedulers": lambda: [SchedulerProvider(name="x", target="a:b", requires={"kv_alocator.prefix_caching"})]}
     with pytest.raises(CompositionError, match="'kv_alocator', which is no kind of part; did you mean 'kv_allocator'"):
-        with_plugin(hooks, scheduler={"name": "x"})
+        compose_with(hooks, scheduler={"name": "x"})

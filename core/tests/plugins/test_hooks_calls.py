@@ -20,7 +20,7 @@ from pegboard.plugins import (
     compose,
     hookspec,
 )
-from pegboard.testing.plugins import make_plugin
+from pegboard.testing.plugins import compose_with, make_plugin
 from pegboard.testing.pytest_plugin import PluginFactory
 from pegboard.wire import World
 
@@ -29,12 +29,6 @@ pytestmark = pytest.mark.usefixtures("standard")
 
 def config(**settings: Any) -> EngineConfig:
     return EngineConfig(model="tiny", **settings)
-
-
-def composed(hooks: dict[str, Any], **settings: Any) -> Any:
-    """A composition with one plugin given directly, which makes it active."""
-    host = PluginHost.load(extra={"acme": make_plugin(**hooks)})
-    return compose(config(**settings), host)
 
 
 # -- configuration -----------------------------------------------------------------------------------------------------
@@ -47,9 +41,9 @@ def test_hook_config_sections() -> None:
         limit: int = 3
 
     hooks = {"config_sections": lambda: [ConfigSection("acme", Options)]}
-    assert composed(hooks).options("acme") == Options(limit=3)
-    assert composed(hooks, plugins={"acme": {"limit": 5}}).options("acme") == Options(limit=5)
-    assert composed({}).options("acme") is None
+    assert compose_with(hooks).options("acme") == Options(limit=3)
+    assert compose_with(hooks, plugins={"acme": {"limit": 5}}).options("acme") == Options(limit=5)
+    assert compose_with({}).options("acme") is None
 
 
 def test_hook_configure() -> None:
@@ -109,7 +103,7 @@ def test_hook_resolve_model(plugin_factory: PluginFactory) -> None:
 
 def engine_hook_is_called(hook: str) -> None:
     seen: list[Any] = []
-    composition = composed({hook: lambda info: seen.append(info)})
+    composition = compose_with({hook: lambda info: seen.append(info)})
     getattr(composition.host.hook, hook)(info="the info")
     assert seen == ["the info"]
 
@@ -128,7 +122,7 @@ def test_hook_engine_stopping() -> None:
 
 def worker_hook_is_called(hook: str) -> None:
     seen: list[Any] = []
-    composition = composed({hook: lambda context: seen.append(context.world.rank)})
+    composition = compose_with({hook: lambda context: seen.append(context.world.rank)})
     getattr(composition.host.hook, hook)(context=WorkerContext(composition.config, composition, World(rank=0)))
     assert seen == [0]
 
@@ -146,7 +140,7 @@ def test_hook_validate_request() -> None:
         if request == "bad":
             raise ValueError("refused")
 
-    hook = composed({"validate_request": validate_request}).host.hook
+    hook = compose_with({"validate_request": validate_request}).host.hook
     hook.validate_request(request="good")
     with pytest.raises(ValueError, match="refused"):
         hook.validate_request(request="bad")

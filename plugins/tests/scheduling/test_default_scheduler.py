@@ -12,19 +12,12 @@ from pegboard.contracts.event_sink import Event, EventSink
 from pegboard.contracts.preemption_policy import BlockNeed, PreemptionPolicy
 from pegboard.contracts.views import RequestView, SchedulingView
 from pegboard.testing.adversaries import RaisingSink
-from pegboard.testing.driver import SchedulerDriver, expected_output, make_request
+from pegboard.testing.driver import SchedulerDriver, make_request
 from pegboard.testing.fakes import hash_model
 from pegboard.wire import FinishReason, Logprobs, ModelRunnerOutput, SchedulerOutput
 
 MODEL = hash_model(1000)
 DriverOf = Callable[..., SchedulerDriver]
-
-
-def assert_right(driver: SchedulerDriver, *requests: Any) -> None:
-    for request in requests:
-        tokens, reason = expected_output(request, MODEL)
-        assert (driver.tokens[request.request_id], driver.finished[request.request_id]) == (tokens, reason)
-    assert driver.scheduler.stats().kv_usage == 0.0
 
 
 # -- plans -------------------------------------------------------------------------------------------------------------
@@ -63,7 +56,7 @@ def test_a_slot_is_told_free_and_given_again_in_one_plan(driver_of: DriverOf) ->
     requests = [make_request(f"r{i}", [i + 1], 2) for i in range(3)]
     driver.add(*requests)
     driver.run()
-    assert_right(driver, *requests)
+    driver.assert_right(*requests)
     reused = [plan for plan in driver.plans if plan.new_requests and plan.finished_slots == [0]]
     assert [plan.new_requests[0].slot for plan in reused] == [0, 0]
 
@@ -74,7 +67,7 @@ def test_two_groups_of_layers_take_blocks_from_one_pool(driver_of: DriverOf) -> 
     driver.add(*requests)
     driver.run()
     assert driver.scheduler.stats().num_preemptions > 0
-    assert_right(driver, *requests)
+    driver.assert_right(*requests)
 
 
 # -- drafts ------------------------------------------------------------------------------------------------------------
@@ -95,7 +88,7 @@ def test_drafts_change_the_number_of_steps_and_no_token(driver_of: DriverOf, dep
     requests = [make_request(f"r{i}", range(i, i + 9), 20 + i, stop_token_ids=[4, 5, 6]) for i in range(6)]
     driver.add(*requests)
     driver.run()
-    assert_right(driver, *requests)
+    driver.assert_right(*requests)
     if depth == 1:
         drafted = [plan for plan in driver.plans if plan.spec_slots]
         assert drafted
@@ -114,7 +107,7 @@ def test_drafts_in_a_tight_pool(driver_of: DriverOf, depth: int) -> None:
     driver.add(*requests)
     driver.run()
     assert driver.scheduler.stats().num_preemptions > 0
-    assert_right(driver, *requests)
+    driver.assert_right(*requests)
 
 
 # -- pipelines ---------------------------------------------------------------------------------------------------------
@@ -128,7 +121,7 @@ def test_with_pipeline_stages_tokens_travel_in_the_plan(driver_of: DriverOf, dep
     driver.run()
     assert driver.scheduler.stats().num_preemptions > 0
     assert any(plan.token_slots for plan in driver.plans)
-    assert_right(driver, *requests)
+    driver.assert_right(*requests)
 
 
 # -- results -----------------------------------------------------------------------------------------------------------
@@ -222,7 +215,7 @@ def test_prompts_that_arrive_together_compute_their_common_prefix_once(driver_of
     requests = [make_request(f"r{i}", [*prefix, 100 + i, 200 + i], 3) for i in range(5)]
     driver.add(*requests)
     driver.run()
-    assert_right(driver, *requests)
+    driver.assert_right(*requests)
     stats = driver.scheduler.stats()
     assert stats.num_scheduled_tokens == 40 + 5 * 2 + 5 * 2, "the prefix, five ends of a prompt, two tokens decoded by each"
     assert stats.prefix_hits == 4 * 40
@@ -241,7 +234,7 @@ def test_a_chunk_that_leaves_the_plan_is_not_shared(driver_of: DriverOf) -> None
     requests = [make_request("old", [1], 20), make_request("prefill", range(40), 5), make_request("young", [2, 3, 4], 8)]
     driver.add(*requests)
     driver.run()
-    assert_right(driver, *requests)
+    driver.assert_right(*requests)
     assert driver.last["prefill"].num_preemptions > 0
 
 
@@ -276,7 +269,7 @@ def test_events_tell_each_request_s_story(driver_of: DriverOf) -> None:
     requests = [make_request("a", range(8), 12), make_request("b", range(1, 6), 12)]
     driver.add(*requests)
     driver.run()
-    assert_right(driver, *requests)
+    driver.assert_right(*requests)
     stories: dict[str, list[str]] = {"a": [], "b": []}
     for event in recorder.events:
         stories[event.request_id].append(event.kind)
@@ -291,6 +284,6 @@ def test_a_sink_that_raises_is_switched_off_and_changes_nothing(driver_of: Drive
     requests = [make_request(f"r{i}", [i + 1], 3) for i in range(8)]
     driver.add(*requests)
     driver.run()
-    assert_right(driver, *requests)
+    driver.assert_right(*requests)
     assert sink.calls == EventSink.MAX_FAILURES
     assert len(recorder.events) == 8 * 4

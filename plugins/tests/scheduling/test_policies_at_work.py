@@ -12,19 +12,12 @@ from pegboard.config import EngineConfig
 from pegboard.contracts.admission_policy import AdmissionPolicy, Admit, Hold, Skip
 from pegboard.contracts.chunk_policy import ChunkPolicy
 from pegboard.contracts.preemption_policy import PreemptionPolicy
-from pegboard.testing.driver import SchedulerDriver, expected_output, make_request
+from pegboard.testing.driver import SchedulerDriver, make_request
 from pegboard.testing.fakes import fake_kv_config, hash_model
 from pegboard_plugins.scheduling.queues import PriorityQueue
 
 MODEL = hash_model(1000)
 DriverOf = Callable[..., SchedulerDriver]
-
-
-def assert_right(driver: SchedulerDriver, *requests: Any) -> None:
-    for request in requests:
-        tokens, reason = expected_output(request, MODEL)
-        assert (driver.tokens[request.request_id], driver.finished[request.request_id]) == (tokens, reason)
-    assert driver.scheduler.stats().kv_usage == 0.0
 
 
 class OneAtATime(AdmissionPolicy):
@@ -50,7 +43,7 @@ def test_hold_and_the_cap_of_the_first_chunk(driver_of: DriverOf) -> None:
     assert plan.num_scheduled_tokens == [3]
     driver.run()
     assert max(len(plan.slots) for plan in driver.plans) == 1
-    assert_right(driver, *requests)
+    driver.assert_right(*requests)
 
 
 def test_skipped_requests_keep_their_place(driver_of: DriverOf) -> None:
@@ -62,7 +55,7 @@ def test_skipped_requests_keep_their_place(driver_of: DriverOf) -> None:
     driver.run()
     started = [new.request_id for plan in driver.plans for new in plan.new_requests]
     assert started == ["r3", "r5", "r2", "r4"]
-    assert_right(driver, *requests)
+    driver.assert_right(*requests)
 
 
 def test_a_policy_that_never_admits_cannot_stop_the_engine(driver_of: DriverOf) -> None:
@@ -70,7 +63,7 @@ def test_a_policy_that_never_admits_cannot_stop_the_engine(driver_of: DriverOf) 
     requests = [make_request(f"r{i}", [i + 1], 3) for i in range(3)]
     driver.add(*requests)
     driver.run()
-    assert_right(driver, *requests)
+    driver.assert_right(*requests)
 
 
 class NoChunks(ChunkPolicy):
@@ -83,7 +76,7 @@ def test_a_policy_that_never_computes_a_prompt_cannot_stop_the_engine(driver_of:
     requests = [make_request(f"r{i}", range(i + 1, i + 6), 3) for i in range(3)]
     driver.add(*requests)
     driver.run()
-    assert_right(driver, *requests)
+    driver.assert_right(*requests)
 
 
 class OldestCandidate(PreemptionPolicy):
@@ -112,7 +105,7 @@ def test_a_victim_may_have_been_planned_already(driver_of: DriverOf, depth: int)
     driver.run()
     assert driver.scheduler.stats().num_preemptions > 3
     assert driver.last["r0"].num_preemptions == 0, "the oldest is never a victim"
-    assert_right(driver, *requests)
+    driver.assert_right(*requests)
 
 
 class AdmitAll(AdmissionPolicy):
@@ -158,7 +151,7 @@ def test_a_request_that_was_put_off_and_then_preempted_is_not_planned(driver_of:
     plan = driver.plan()  # r0 waits for its last token, r1 is put off and gives way to r2, whose block is not free yet
     assert (plan.slots, plan.preempted_slots) == ([], [1])
     driver.run()
-    assert_right(driver, *requests)
+    driver.assert_right(*requests)
 
 
 class PreemptOften(PreemptionPolicy):
@@ -178,7 +171,7 @@ def test_proactive_preemption(driver_of: DriverOf, depth: int) -> None:
     assert driver.scheduler.stats().num_preemptions > 2
     assert driver.last["r0"].num_preemptions == 0
     assert not any(plan.preempted_slots and plan.new_requests for plan in driver.plans), "nobody starts in a step that preempts"
-    assert_right(driver, *requests)
+    driver.assert_right(*requests)
 
 
 def test_victims_are_the_least_urgent_and_resume_last(driver_of: DriverOf) -> None:
@@ -188,7 +181,7 @@ def test_victims_are_the_least_urgent_and_resume_last(driver_of: DriverOf) -> No
     driver.run()
     assert list(driver.finished) == ["r0", "r1", "r2", "r3"]
     assert driver.last["r0"].num_preemptions == 0
-    assert_right(driver, *requests)
+    driver.assert_right(*requests)
 
 
 class Raises(ChunkPolicy):
@@ -207,7 +200,7 @@ def test_a_policy_that_fails_is_replaced_logged_once_and_reported(driver_of: Dri
     driver.add(*requests)
     with caplog.at_level(logging.ERROR):
         driver.run()
-    assert_right(driver, *requests)
+    driver.assert_right(*requests)
     degraded = driver.scheduler.stats().degraded
     assert len(degraded) == 2
     assert any("Raises: chunk_tokens raised ZeroDivisionError: no chunk" in message for message in degraded)

@@ -89,6 +89,13 @@ class SchedulerDriver:
             self.finished.pop(request.request_id, None)
         self._check()
 
+    def assert_right(self, *requests: EngineCoreRequest) -> None:
+        """All of ``requests`` got what the runner's model gives them alone, and nothing is held any more."""
+        for request in requests:
+            expected = expected_output(request, self.runner.next_token)
+            assert (self.tokens[request.request_id], self.finished[request.request_id]) == expected, request.request_id
+        assert self.scheduler.stats().kv_usage == 0.0
+
     def abort(self, request_ids: Iterable[str] | None) -> list[str]:
         ended = self.scheduler.finish_requests(request_ids, RequestStatus.FINISHED_ABORTED)
         for request_id in ended:

@@ -134,10 +134,8 @@ class FakeRunner:
                     self._cache[group, destination] = list(self._cache[group, source])
 
 
-class RunnerWorker(Worker):
-    """A worker around ``FakeRunner``: boots in all six phases and answers every declared method of the step."""
-
-    runner: FakeRunner
+class BootingWorker(Worker):
+    """Boots through its phases without a device; ``calls`` notes them. A subclass gives specs and steps."""
 
     def __init__(self, config: EngineConfig, composition: Composition, world: World) -> None:
         super().__init__(config, composition, world)
@@ -156,12 +154,21 @@ class RunnerWorker(Worker):
         self.calls.append("determine_available_memory")
         return MemoryReport(weights=0, activations=0, resident=0, available=1 << 20, reason="a fake worker's 1 MiB")
 
+    def initialize_cache(self, kv_config: KVCacheConfig) -> None:
+        self.calls.append("initialize_cache")
+
+
+class RunnerWorker(BootingWorker):
+    """A worker around ``FakeRunner``: answers every declared method of the step."""
+
+    runner: FakeRunner
+
     def get_kv_cache_specs(self) -> dict[str, KVCacheSpec]:
         size = self.config.kv_cache.block_size
         return {"layers.0": KVCacheSpec(block_size=size, num_kv_heads=1, head_size=8, dtype="float32")}
 
     def initialize_cache(self, kv_config: KVCacheConfig) -> None:
-        self.calls.append("initialize_cache")
+        super().initialize_cache(kv_config)
         limits = self.config.scheduler
         mirror = MirrorWorker(kv_config, max_num_seqs=limits.max_num_seqs, max_num_batched_tokens=limits.max_num_batched_tokens)
         self.runner = FakeRunner(mirror, hash_model(self.composition.spec.vocab_size))

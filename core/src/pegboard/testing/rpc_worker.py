@@ -6,11 +6,12 @@ import threading
 import time
 from typing import Any
 
-from pegboard.contracts.worker import Worker, WorkerExtension, rpc
-from pegboard.wire import GrammarOutput, KVCacheConfig, KVCacheSpec, MemoryReport, ModelRunnerOutput, SchedulerOutput
+from pegboard.contracts.worker import WorkerExtension, rpc
+from pegboard.testing.fakes import BootingWorker
+from pegboard.wire import GrammarOutput, KVCacheSpec, ModelRunnerOutput, SchedulerOutput
 
 
-class RpcWorker(Worker):
+class RpcWorker(BootingWorker):
     """Every row that samples gets the token ``RpcWorker.TOKEN``. ``plan.ext["rpc"]`` may hold ``{"sleep": seconds}``,
     ``{"raise": text}`` and, with either, ``"rank"``: the only rank that does it. Methods refuse to overlap."""
 
@@ -19,34 +20,17 @@ class RpcWorker(Worker):
 
     def __init__(self, config: Any, composition: Any, world: Any) -> None:
         super().__init__(config, composition, world)
-        self.calls: list[str] = []
         self.extensions["rpc"] = RpcExtension()
         self._busy = threading.Lock()
         self._pending: SchedulerOutput | None = None
-
-    def init_device(self) -> None:
-        self.calls.append("init_device")
-
-    def load_model(self) -> None:
-        self.calls.append("load_model")
-
-    def compile_or_warm_up(self) -> None:
-        self.calls.append("compile_or_warm_up")
 
     def check_health(self) -> None: ...
 
     def shutdown(self) -> None:
         self.calls.append("shutdown")
 
-    def determine_available_memory(self) -> MemoryReport:
-        self.calls.append("determine_available_memory")
-        return MemoryReport(weights=0, activations=0, resident=0, available=1 << 20, reason="no device")
-
     def get_kv_cache_specs(self) -> dict[str, KVCacheSpec]:
         return {"layer": self.SPEC}
-
-    def initialize_cache(self, kv_config: KVCacheConfig) -> None:
-        self.calls.append("initialize_cache")
 
     def execute_model(self, plan: SchedulerOutput) -> ModelRunnerOutput | None:
         if not self._busy.acquire(blocking=False):

@@ -6,7 +6,6 @@ Imports no torch; the hub library only for a reference that is no local path.
 from __future__ import annotations
 
 import importlib.util
-import json
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -14,6 +13,7 @@ from typing import Any
 from pegboard.contracts.model_source import ModelNotFound, ModelSource
 from pegboard.contracts.weight_loader import WeightsError
 from pegboard_plugins.loaders import hub
+from pegboard_plugins.loaders.json_files import read_object
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,8 +142,8 @@ def _from_folder(ref: str, folder: Path, load_format: str) -> ModelSource:
             path=str(folder),
             loader=load_format if own_format else "safetensors",
             tokenizer="hf",
-            config=_read_json(config),
-            generation_config=_read_json(folder / "generation_config.json", missing={}),
+            config=read_object(config),
+            generation_config=read_object(folder / "generation_config.json", missing={}),
             resolved_by="folder",
         )
     if len(ggufs) == 1 and load_format != "safetensors":
@@ -165,18 +165,6 @@ def _unusable_folder(folder: Path, load_format: str, ggufs: list[Path], tensors:
     elif (folder / "config.json").is_file():
         message += "; config.json is there, the weights are missing (load_format = 'dummy' makes random ones)"
     return message
-
-
-def _read_json(path: Path, missing: dict[str, Any] | None = None) -> dict[str, Any]:
-    if missing is not None and not path.exists():
-        return missing
-    try:
-        found = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise ModelNotFound(f"{path}: cannot be read as JSON: {error}") from error
-    if not isinstance(found, dict):
-        raise ModelNotFound(f"{path}: holds a {type(found).__name__}, expected an object")
-    return found
 
 
 def _with_tokenizer(source: ModelSource, ref: str) -> ModelSource:

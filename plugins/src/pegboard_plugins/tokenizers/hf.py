@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import json
 import logging
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pegboard.contracts.model_source import ModelNotFound, ModelSource
+from pegboard_plugins.loaders.json_files import read_object
 from pegboard_plugins.tokenizers.backend import BackendTokenizer, Parts
 
 if TYPE_CHECKING:
@@ -45,23 +45,11 @@ def _parts(folder: Path) -> Parts:
 
 def _settings(folder: Path) -> dict[str, Any]:
     """tokenizer_config.json, completed by special_tokens_map.json."""
-    settings = _read_json(folder / "tokenizer_config.json")
-    for key, value in _read_json(folder / "special_tokens_map.json").items():
+    settings = read_object(folder / "tokenizer_config.json", missing={})
+    for key, value in read_object(folder / "special_tokens_map.json", missing={}).items():
         if settings.get(key) is None:
             settings[key] = value
     return settings
-
-
-def _read_json(path: Path) -> dict[str, Any]:
-    if not path.is_file():
-        return {}
-    try:
-        found = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise ModelNotFound(f"{path}: cannot be read as JSON: {error}") from error
-    if not isinstance(found, dict):
-        raise ModelNotFound(f"{path}: holds a {type(found).__name__}, expected an object")
-    return found
 
 
 def _backend(folder: Path) -> Backend:
@@ -143,7 +131,7 @@ def _is_special(backend: Backend, token: str) -> bool:
 def _chat_templates(folder: Path, settings: Mapping[str, Any]) -> dict[str, str]:
     """By name. Files of their own replace what tokenizer_config.json holds."""
     found: dict[str, str] = {}
-    for stored in (settings.get("chat_template"), _read_json(folder / "chat_template.json").get("chat_template")):
+    for stored in (settings.get("chat_template"), read_object(folder / "chat_template.json", missing={}).get("chat_template")):
         if isinstance(stored, str):
             found["default"] = stored
         elif isinstance(stored, list):
