@@ -19,7 +19,7 @@ from pegboard.config import EngineConfig
 from pegboard.config.draft import ConfigDraft
 from pegboard.contracts.attention import AttentionQuery
 from pegboard.engine.info import EngineInfo
-from pegboard.plugins import KINDS, CliCommand, ConfigSection, PluginHost, Problem, WorkerContext
+from pegboard.plugins import KINDS, CliCommand, ConfigSection, PluginHost, Problem, RequestFields, WorkerContext
 from pegboard.plugins.class_path import contract_problems
 from pegboard.plugins.hookcheck import specified
 from pegboard.plugins.provider import accepted_arguments
@@ -126,9 +126,14 @@ def test_every_example_is_a_plugin_that_runs(name: str, monkeypatch: pytest.Monk
     kind = next((k for k in KINDS.values() if k.hook == name), None)
     if kind is not None:
         check_parts(host, kind.name)
-    elif name in ("config_sections", "cli_commands", "validate"):
+    elif name in ("config_sections", "request_fields", "cli_commands", "validate"):
         items = [item for several in answer for item in several]
-        expected = {"config_sections": ConfigSection, "cli_commands": CliCommand, "validate": Problem}[name]
+        expected = {
+            "config_sections": ConfigSection,
+            "request_fields": RequestFields,
+            "cli_commands": CliCommand,
+            "validate": Problem,
+        }[name]
         assert all(isinstance(item, expected) for item in items)
         assert items or name == "validate"
 

@@ -13,7 +13,7 @@ object that was made from a provider at start.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from pegboard.plugins.markers import hookspec
@@ -37,11 +37,14 @@ if TYPE_CHECKING:
         ConfigSection,
         EventSinkProvider,
         ExecutorProvider,
+        GrammarProvider,
         KVAllocatorProvider,
+        LogitsProcessorProvider,
         ModelProvider,
         PlatformProvider,
         PreemptionPolicyProvider,
         Problem,
+        RequestFields,
         RequestQueueProvider,
         SamplerProvider,
         SchedulerProvider,
@@ -322,6 +325,54 @@ def samplers() -> Iterable[SamplerProvider]:
     @hookimpl
     def samplers():
         yield SamplerProvider(name="mirostat", target="acme_sampling:MirostatSampler", summary="constant perplexity")
+    ```
+    """
+    return ()
+
+
+@hookspec
+def logits_processors() -> Iterable[LogitsProcessorProvider]:
+    """Changes logits between the model and the choice. On for the names in ``sampling.logits_processors``, in that order.
+
+    ```python
+    from pegboard.contracts.logits_processor import LogitsProcessor
+    from pegboard.plugins import LogitsProcessorProvider, hookimpl
+
+    class NoRepeat(LogitsProcessor):
+        def __init__(self):
+            self.outputs = {}
+
+        def update_state(self, delta):
+            for row in delta.removed if delta else ():
+                self.outputs.pop(row, None)
+            for added in delta.added if delta else ():
+                self.outputs[added.row] = added.output_token_ids  # live: always the output so far
+
+        def apply(self, logits, rows):
+            for i, row in enumerate(rows):
+                if self.outputs[row]:
+                    logits[i, self.outputs[row][-1]] = float("-inf")
+            return logits
+
+    @hookimpl
+    def logits_processors():
+        yield LogitsProcessorProvider(name="no_repeat", target=NoRepeat, summary="no token twice in a row")
+    ```
+    """
+    return ()
+
+
+@hookspec
+def grammars() -> Iterable[GrammarProvider]:
+    """Compiles JSON schemas, regular expressions and grammars to masks over the vocabulary. Named by
+    ``structured_outputs.backend``; for "auto" the one with the highest priority.
+
+    ```python
+    from pegboard.plugins import GrammarProvider, hookimpl
+
+    @hookimpl
+    def grammars():
+        yield GrammarProvider(name="acme", target="acme_grammar:AcmeGrammars", summary="ACME's grammar compiler")
     ```
     """
     return ()
@@ -627,6 +678,59 @@ def validate_request(request: EngineCoreRequest) -> None:
             raise ValueError(f"priority {request.priority} is reserved; use 0 or more")
     ```
     """
+
+
+@hookspec
+def request_fields() -> Iterable[RequestFields]:
+    """Fields that a request may carry for this plugin, at ``ext[plugin name]``, checked with its own pydantic model when the
+    request is made. Unknown fields, and fields for plugins that declare none, are refused.
+
+    ```python
+    from pydantic import BaseModel, ConfigDict, Field
+
+    from pegboard.plugins import RequestFields, hookimpl
+
+    class Fields(BaseModel):
+        model_config = ConfigDict(extra="forbid")
+        deadline: float = Field(gt=0, description="seconds after which the answer is of no use")
+
+    @hookimpl
+    def request_fields():
+        return [RequestFields("example", Fields, summary="deadlines")]
+    ```
+    """
+    return ()
+
+
+@hookspec(firstresult=True)
+def expand_request(request: EngineCoreRequest) -> Sequence[EngineCoreRequest] | None:
+    """Make several requests of one whose ``sampling.n`` is more than 1; their answers are reported together, in this order. None:
+    not this one. Without an answer: ``n`` copies with the seeds ``seed``, ``seed + 1`` …
+
+    The requests need ids of their own and ``sampling.n`` 1; ``group`` says that they share their prompt.
+
+    ```python
+    import msgspec
+
+    from pegboard.plugins import hookimpl
+
+    @hookimpl
+    def expand_request(request):
+        if "example" not in request.ext:
+            return None
+        replace = msgspec.structs.replace
+        return [  # one greedy answer, the others drawn
+            replace(
+                request,
+                request_id=f"{request.request_id}/{i}",
+                group=request.request_id,
+                sampling=replace(request.sampling, n=1, temperature=1.0 if i else 0.0, seed=i),
+            )
+            for i in range(request.sampling.n)
+        ]
+    ```
+    """
+    return None
 
 
 # -- command line: of every loaded plugin, because a command does nothing until somebody types it ----------------------

@@ -55,6 +55,9 @@ class LetterTokenizer(Tokenizer):
     def token_text(self, token_id: int) -> str | None:
         return LETTERS[token_id]
 
+    def token_bytes(self, token_id: int) -> bytes | None:
+        return LETTERS[token_id].encode() if token_id != EOS else None
+
     def apply_chat_template(
         self, messages: Sequence[Mapping[str, Any]], *, add_generation_prompt: bool = True, **_: Any
     ) -> list[int]:

@@ -45,6 +45,9 @@ class Counting(Tokenizer):
     def token_text(self, token_id: int) -> str | None:
         return self.raw.id_to_token(token_id)
 
+    def token_bytes(self, token_id: int) -> bytes | None:
+        raise AssertionError
+
     def apply_chat_template(self, messages: Sequence[Mapping[str, Any]], **_: Any) -> list[int]:
         raise AssertionError
 

@@ -17,6 +17,7 @@ from pegboard.testing.distributions import WrittenDistribution, forget_modules, 
 STANDARD = '''
 from pegboard.contracts.attention import Support
 from pegboard.contracts.event_sink import EventSink
+from pegboard.contracts.logits_processor import LogitsProcessor
 from pegboard.contracts.model import ModelSpec
 from pegboard.contracts.model_source import ModelSource
 from pegboard.contracts.platform import Platform
@@ -49,6 +50,11 @@ class Extension(WorkerExtension):
 
 class Sink(EventSink):
     def emit(self, event): ...
+
+
+class Processor(LogitsProcessor):
+    def update_state(self, delta): ...
+    def apply(self, logits, rows): return logits
 
 
 class Logger(StatLogger):

@@ -273,7 +273,7 @@ class TestAnotherProcess:
             timeout=60,
         )
         assert run.returncode == 0, run.stderr
-        expected = "Mine acme 4 ['acme', 'standard'] ['event_sink', 'stat_logger', 'worker_extension'] mine"
+        expected = "Mine acme 4 ['acme', 'standard'] ['event_sink', 'logits_processor', 'stat_logger', 'worker_extension'] mine"
         assert run.stdout.strip() == expected
 
     def test_a_child_that_lacks_the_plugin_refuses(self, composition, tmp_path, standard, path_of) -> None:

@@ -16,6 +16,7 @@ from pegboard.plugins import (
     ConfigSection,
     PluginHost,
     Problem,
+    RequestFields,
     WorkerContext,
     compose,
     hookspec,
@@ -144,6 +145,21 @@ def test_hook_validate_request() -> None:
     hook.validate_request(request="good")
     with pytest.raises(ValueError, match="refused"):
         hook.validate_request(request="bad")
+
+
+def test_hook_request_fields() -> None:
+    fields = RequestFields("acme", "acme:Fields", "deadlines")
+    hook = compose_with({"request_fields": lambda: [fields]}).host.hook
+    assert hook.request_fields() == [[fields]]
+
+
+def test_hook_expand_request() -> None:
+    def expand_request(request):
+        return [f"{request}/{i}" for i in range(2)] if request == "two" else None
+
+    hook = compose_with({"expand_request": expand_request}).host.hook
+    assert hook.expand_request(request="two") == ["two/0", "two/1"]
+    assert hook.expand_request(request="one") is None
 
 
 # -- command line ------------------------------------------------------------------------------------------------------

@@ -16,6 +16,7 @@ from pegboard.contracts.model_source import ModelSource
 from pegboard.plugins import (
     KINDS,
     CompositionError,
+    GrammarProvider,
     PluginError,
     PluginHost,
     compose,
@@ -184,6 +185,25 @@ def test_hook_event_sinks(plugin_factory: PluginFactory) -> None:
 def test_hook_stat_loggers(plugin_factory: PluginFactory) -> None:
     rides_along(plugin_factory, "stat_logger", "Logger")
     assert list(compose(config(observability={"stat_loggers": ["mine"]})).create_all("stat_logger")) == ["mine"]
+
+
+def test_hook_logits_processors(plugin_factory: PluginFactory) -> None:
+    rides_along(plugin_factory, "logits_processor", "Processor")
+    named = compose(config(sampling={"logits_processors": ["mine"]}))
+    assert list(named.create_all("logits_processor")) == ["mine"]
+    with pytest.raises(PluginError, match=r"sampling\.logits_processors: no logits_processor is called 'nix'"):
+        compose(config(sampling={"logits_processors": ["nix"]}))
+
+
+def test_hook_grammars() -> None:
+    def grammars() -> list[GrammarProvider]:
+        return [GrammarProvider(name=n, target="nowhere:Grammars", priority=p) for n, p in (("low", 1), ("high", 2))]
+
+    assert "grammar" not in compose(config()).parts, "an engine needs none until a request does"
+    assert composed({"grammars": grammars}).parts["grammar"].name == "high"
+    assert composed({"grammars": grammars}, structured_outputs={"backend": "low"}).parts["grammar"].name == "low"
+    with pytest.raises(PluginError, match=r"structured_outputs\.backend: no grammar is called 'nix'"):
+        compose(config(structured_outputs={"backend": "nix"}))
 
 
 def test_two_observers_of_one_name_are_both_made(plugin_factory: PluginFactory) -> None:

@@ -36,6 +36,7 @@ __all__ = [
     "SamplingConfig",
     "SchedulerConfig",
     "Section",
+    "StructuredOutputsConfig",
     "parse_bytes",
 ]
 
@@ -127,6 +128,19 @@ class SamplingConfig(Section):
     principal: ClassVar[str] = "sampler"
 
     sampler: Annotated[Text, PartName("sampler")] = Field(default="default", description="sampler: from logits to tokens")
+    logits_processors: Annotated[tuple[str, ...], PartName("logits_processor")] = Field(
+        default=(), description="logits processors to apply, in this order"
+    )
+
+
+class StructuredOutputsConfig(Section):
+    principal: ClassVar[str] = "backend"
+
+    backend: Annotated[Text, PartName("grammar", auto=True)] = Field(
+        default="auto", description="grammar backend: auto, or a provider's name"
+    )
+    compile_threads: PositiveInt = Field(default=2, description="grammars compiled at once")
+    compile_timeout: Seconds = Field(default=30.0, description="seconds after which a request whose grammar is not ready fails")
 
 
 class ObservabilityConfig(Section):
@@ -197,6 +211,9 @@ class EngineConfig(Section):
     kv_cache: KVCacheSettings = Field(default_factory=KVCacheSettings, description="memory for keys and values")
     attention: AttentionConfig = Field(default_factory=AttentionConfig, description="attention kernels")
     sampling: SamplingConfig = Field(default_factory=SamplingConfig, description="how tokens are chosen")
+    structured_outputs: StructuredOutputsConfig = Field(
+        default_factory=StructuredOutputsConfig, description="answers that belong to a language"
+    )
     observability: ObservabilityConfig = Field(default_factory=ObservabilityConfig, description="who is told what happens")
     plugins: PluginsConfig = Field(
         default_factory=PluginsConfig, description="which plugins are loaded, and a section for each that has options"

@@ -60,8 +60,17 @@ class PauseState(enum.Enum):
 
 
 class Scheduler(abc.ABC):
-    """The whole scheduler. Constructed with ``config``, ``composition`` (its policies), ``kv_config`` and ``event_sinks``, which
-    it feeds and the engine core closes.
+    """The whole scheduler. Constructed with ``config``, ``composition`` (its policies), ``kv_config``, ``event_sinks``, which it
+    feeds and the engine core closes, and ``grammars`` (``GrammarStates``).
+
+    Its provider says what it can do beyond plain requests; the engine core refuses other requests at once:
+
+    - ``grammars``: rows of requests with a grammar that sample are listed in ``grammar_slots``, their masks given out by
+      ``grammar_output``, their tokens accepted, and a request ends with its grammar (``FINISHED_STOPPED``);
+    - ``prompt_logprobs``: a request that wants them has every prompt position computed that has not been reported yet, also
+      where a prefix is cached, and reports each once.
+
+    Requests of one ``group`` may be computed as if they had nothing in common; sharing is an optimisation.
 
     Invariants:
 

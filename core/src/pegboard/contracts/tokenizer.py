@@ -50,6 +50,12 @@ class Tokenizer(abc.ABC):
         """The vocabulary's own spelling of one id; None if it has none."""
 
     @abc.abstractmethod
+    def token_bytes(self, token_id: int) -> bytes | None:
+        """What one id stands for inside a text, as UTF-8 bytes that may be part of a character; None for special ids and for
+        ids without a token. Concatenated over ``encode(text, add_special_tokens=False)`` this is the text, but for a space
+        that the tokenizer puts before it."""
+
+    @abc.abstractmethod
     def apply_chat_template(
         self,
         messages: Sequence[Mapping[str, Any]],

@@ -2,22 +2,12 @@
 
 from __future__ import annotations
 
-import enum
 from dataclasses import dataclass, field
 from typing import Any
 
-from pegboard.wire import FinishReason
+from pegboard.wire import FinishReason, OutputKind
 
-
-class OutputKind(enum.Enum):
-    """How the pieces of one request are reported by ``LLMEngine.step``."""
-
-    CUMULATIVE = "cumulative"
-    """Every output holds all text and tokens so far."""
-    DELTA = "delta"
-    """Every output holds what is new since the one before; joined they are the whole."""
-    FINAL = "final"
-    """One output, when the request has ended."""
+__all__ = ["CompletionOutput", "Logprob", "OutputKind", "RequestMetrics", "RequestOutput"]
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,7 +16,7 @@ from pegboard.plugins.host import PluginHost
 from pegboard.plugins.manifest import PluginManifest
 from pegboard.plugins.models import choose_model, resolve, spec_of
 from pegboard.plugins.options import section_of
-from pegboard.plugins.parts import AUTO, NAMED_PARTS, Choices, choose_executor, choose_platform
+from pegboard.plugins.parts import AUTO, NAMED_PARTS, Choices, choose_executor, choose_grammar, choose_platform
 from pegboard.plugins.provider import Provider, accepted_arguments
 
 if TYPE_CHECKING:
@@ -25,7 +25,12 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-OBSERVERS = (("event_sink", "event_sinks"), ("stat_logger", "stat_loggers"))
+LISTED = (
+    ("event_sink", "observability.event_sinks"),
+    ("stat_logger", "observability.stat_loggers"),
+    ("logits_processor", "sampling.logits_processors"),
+)
+"""Kinds of which the configuration lists those that are on."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -42,7 +47,7 @@ class Composition:
     reasons: Mapping[str, str]
     """Kind to why it was chosen."""
     extensions: Mapping[str, tuple[Provider, ...]] = field(default_factory=dict)
-    """``event_sink``, ``stat_logger`` and ``worker_extension`` to those that are on, in order."""
+    """``event_sink``, ``stat_logger``, ``logits_processor`` and ``worker_extension`` to those that are on, in order."""
 
     @cached_property
     def manifest(self) -> PluginManifest:
@@ -169,6 +174,9 @@ def _choose_named(choices: Choices) -> None:
             continue
         if kind == "weight_loader" and name == AUTO:
             continue
+        if kind == "grammar":
+            choose_grammar(choices)
+            continue
         if kind == "attention":
             _check_attention(choices, path, name)
             continue
@@ -187,13 +195,13 @@ def _check_attention(choices: Choices, path: str, name: str) -> None:
 
 
 def _choose_extensions(choices: Choices) -> dict[str, tuple[Provider, ...]]:
-    """Observers that are listed by name, and everything that rides along from the plugins in ``plugins.enabled``."""
+    """What is listed by name, and everything that rides along from the plugins in ``plugins.enabled``."""
     config, host = choices.config, choices.host
-    found: dict[str, list[Provider]] = {kind: [] for kind in ("event_sink", "stat_logger", "worker_extension")}
-    for kind, setting in OBSERVERS:
-        for name in getattr(config.observability, setting):
+    found: dict[str, list[Provider]] = {kind: [] for kind in (*(kind for kind, _ in LISTED), "worker_extension")}
+    for kind, path in LISTED:
+        for name in _value(config, path):
             try:
-                found[kind].append(choices.named(f"observability.{setting}", kind, name)[0])
+                found[kind].append(choices.named(path, kind, name)[0])
             except PluginError as error:
                 choices.problems.append(error)
     for record in host.enabled(config.plugins.enabled):

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from pegboard.plugins.checks import load_target
 from pegboard.plugins.errors import PluginError
-from pegboard.plugins.provider import PlatformProvider, Provider
+from pegboard.plugins.provider import GrammarProvider, PlatformProvider, Provider
 from pegboard.plugins.suggestions import CAPABILITY_PACKAGES
 
 if TYPE_CHECKING:
@@ -30,6 +30,8 @@ NAMED_PARTS: Final = (
     ("device", "platform"),
     ("load_format", "weight_loader"),
     ("sampling.sampler", "sampler"),
+    ("sampling.logits_processors", "logits_processor"),
+    ("structured_outputs.backend", "grammar"),
     ("attention.backend", "attention"),
     ("observability.event_sinks", "event_sink"),
     ("observability.stat_loggers", "stat_logger"),
@@ -164,6 +166,19 @@ def choose_platform(choices: Choices) -> tuple[Provider, str]:
         )
     reason = f"available, priority {highest}" + (f"; {'; '.join(skipped)}" if skipped else "")
     return best[0][1], reason
+
+
+def choose_grammar(choices: Choices) -> None:
+    """As named; for "auto" the usable one with the highest priority. Without any, requests that need one are refused."""
+    path, host = "structured_outputs.backend", choices.host
+    name = choices.config.structured_outputs.backend
+    if name != AUTO:
+        choices.attempt(lambda: choices.named(path, "grammar", name))
+        return
+    offered = {key: p for key, p in host.automatic("grammar").items() if isinstance(p, GrammarProvider)}
+    if offered:
+        best = max(offered, key=lambda key: (offered[key].priority, key))
+        choices.attempt(lambda: (offered[best], f"priority {offered[best].priority}"))
 
 
 def _available(platform: Any, label: str) -> bool:

@@ -119,6 +119,8 @@ class AttentionBackendProvider(Provider):
 
 @dataclass(frozen=True, kw_only=True)
 class SchedulerProvider(Provider):
+    """Capabilities: async_steps, grammars, prompt_logprobs."""
+
     kind = _kind("scheduler", "schedulers", "scheduler:Scheduler", "the whole scheduler")
 
 
@@ -189,6 +191,19 @@ class SamplerProvider(Provider):
 
 
 @dataclass(frozen=True, kw_only=True)
+class LogitsProcessorProvider(Provider):
+    kind = _kind("logits_processor", "logits_processors", "logits_processor:LogitsProcessor", "changes logits before the choice")
+
+
+@dataclass(frozen=True, kw_only=True)
+class GrammarProvider(Provider):
+    """``priority``: "auto" takes the highest."""
+
+    kind = _kind("grammar", "grammars", "grammar:GrammarBackend", "constrains answers to a language")
+    priority: int = 0
+
+
+@dataclass(frozen=True, kw_only=True)
 class EventSinkProvider(Provider):
     kind = _kind("event_sink", "event_sinks", "event_sink:EventSink", "is told what happens to requests")
 
@@ -201,6 +216,15 @@ class StatLoggerProvider(Provider):
 @dataclass(frozen=True)
 class ConfigSection:
     """Typed options of a plugin at ``plugins.<name>``: a pydantic model, or its import path."""
+
+    name: str
+    model: Any
+    summary: str = ""
+
+
+@dataclass(frozen=True)
+class RequestFields:
+    """Typed fields that a request may carry for the plugin ``name``, at ``ext[name]``: a pydantic model, or its import path."""
 
     name: str
     model: Any

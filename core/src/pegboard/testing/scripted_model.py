@@ -187,6 +187,9 @@ class ByteTokenizer(Tokenizer):
     def token_text(self, token_id: int) -> str | None:
         return chr(token_id) if token_id < EOS else "<eos>" if token_id == EOS else None
 
+    def token_bytes(self, token_id: int) -> bytes | None:
+        return bytes([token_id]) if token_id < EOS else None
+
     def apply_chat_template(
         self,
         messages: Sequence[Mapping[str, Any]],

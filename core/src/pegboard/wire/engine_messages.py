@@ -13,12 +13,14 @@ from pegboard.wire.request import FinishReason
 class EngineCoreOutput(msgspec.Struct, kw_only=True, omit_defaults=True):
     """News of one request after a step. The last message of a request has ``finish_reason``; there is exactly one.
 
+    ``prompt_logprobs``: entries for all prompt tokens but the first, once, with the first new token.
     ``stop_reason`` is the stop token id that ended it, or the message of an error.
     """
 
     request_id: str
     new_token_ids: list[int] = msgspec.field(default_factory=list)
     logprobs: list[Logprobs] = msgspec.field(default_factory=list)
+    prompt_logprobs: list[Logprobs] = msgspec.field(default_factory=list)
     finish_reason: FinishReason | None = None
     stop_reason: int | str | None = None
     num_cached_tokens: int = 0

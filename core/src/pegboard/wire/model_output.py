@@ -24,6 +24,8 @@ class ModelRunnerOutput(msgspec.Struct, kw_only=True, omit_defaults=True):
     intermediate prefill chunks, longer than one where drafts were accepted.
 
     ``logprobs`` is sparse: row index to one ``Logprobs`` per sampled token.
+    ``prompt_logprobs`` is sparse too: row index to one ``Logprobs`` per prompt token that this step's chunk predicts. A chunk
+    from position ``c`` on predicts the tokens ``c + 1`` to ``c + chunk``, as far as they are prompt.
     ``errors``: row index to message, for rows that failed alone (for example logits that are not a number).
     The scheduler matches results to plans by ``step_id``: with several steps in flight a row may be stale (its request
     was preempted or finished since), and is dropped there.
@@ -33,6 +35,7 @@ class ModelRunnerOutput(msgspec.Struct, kw_only=True, omit_defaults=True):
     slots: list[int]
     sampled_token_ids: list[list[int]]
     logprobs: dict[int, list[Logprobs]] = msgspec.field(default_factory=dict)
+    prompt_logprobs: dict[int, list[Logprobs]] = msgspec.field(default_factory=dict)
     errors: dict[int, str] = msgspec.field(default_factory=dict)
     draft_token_ids: list[list[int]] = msgspec.field(default_factory=list)
     connector_output: bytes | None = None

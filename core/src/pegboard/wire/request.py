@@ -8,6 +8,7 @@ from typing import Any
 import msgspec
 
 from pegboard.wire.sampling_params import SamplingParams
+from pegboard.wire.structured_outputs import GrammarSpec
 
 
 class FinishReason(enum.StrEnum):
@@ -27,7 +28,10 @@ class EngineCoreRequest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults
     """One tokenized, checked request on its way to the engine core.
 
     ``stop_token_ids`` are the ids that end it (end-of-sequence ids joined with the request's own), already resolved by
-    the front end. ``max_tokens`` is final: the context limit is applied.
+    the front end. ``max_tokens`` is final: the context limit is applied. ``sampling`` always has a seed, ``n`` 1, and no
+    ``structured_outputs``: what that asked for is ``grammar``. ``bad_word_ids``: token sequences that must not be completed.
+
+    Requests with one ``group`` are answers to one prompt: their prompts are equal, and a scheduler may compute it once.
     """
 
     request_id: str
@@ -38,4 +42,7 @@ class EngineCoreRequest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults
     arrival_time: float
     priority: int = 0
     cache_salt: str | None = None
+    bad_word_ids: list[list[int]] = msgspec.field(default_factory=list)
+    grammar: GrammarSpec | None = None
+    group: str | None = None
     ext: dict[str, Any] = msgspec.field(default_factory=dict)

@@ -46,6 +46,7 @@ class NewRequestData(msgspec.Struct, kw_only=True, omit_defaults=True):
     stop_token_ids: list[int]
     block_ids: BlockIds
     num_computed_tokens: int = 0
+    bad_word_ids: list[list[int]] = msgspec.field(default_factory=list)
     ext: dict[str, Any] = msgspec.field(default_factory=dict)
 
 
@@ -57,6 +58,9 @@ class SchedulerOutput(msgspec.Struct, kw_only=True, omit_defaults=True):
 
     ``spec_slots``/``spec_token_ids``: draft tokens appended to the chunk of some rows, counted in their
     ``num_scheduled_tokens``; ``PLACEHOLDER_TOKEN`` where a draft was dropped but the shape is kept.
+    ``fork_slots``/``fork_sources``: requests that share a prompt with the request in the source slot, which ends its prompt in
+    this very plan. A forked row schedules 0 tokens, counts the whole prompt as computed, and samples 1 token of its own from
+    the source row's logits. Its last, partly filled block is filled by a block copy in the next plan.
     ``grammar_slots``: rows whose logits are masked in the second half of the step (``sample_tokens``).
     """
 
@@ -74,6 +78,8 @@ class SchedulerOutput(msgspec.Struct, kw_only=True, omit_defaults=True):
     token_ids: list[list[int]] = msgspec.field(default_factory=list)
     spec_slots: list[int] = msgspec.field(default_factory=list)
     spec_token_ids: list[list[int]] = msgspec.field(default_factory=list)
+    fork_slots: list[int] = msgspec.field(default_factory=list)
+    fork_sources: list[int] = msgspec.field(default_factory=list)
     grammar_slots: list[int] = msgspec.field(default_factory=list)
     block_copies: list[tuple[int, int]] = msgspec.field(default_factory=list)
     """(source, destination) device blocks: copy on write."""

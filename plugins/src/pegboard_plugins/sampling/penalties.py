@@ -48,7 +48,7 @@ def _known_tokens(
     indices, tokens = [], []
     for i, row in concerned:
         begin = int(batch.prompt_lens[row]) if output_only else 0
-        known = batch.token_ids[row, begin : batch.num_tokens[row]].astype(np.int64)
+        known = batch.token_ids[batch.slots[row], begin : batch.num_tokens[row]].astype(np.int64)
         known = known[(known >= 0) & (known < size)]
         indices.append(np.full(len(known), i))
         tokens.append(known)

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from pegboard.contracts.tokenizer import Tokenizer
 from pegboard_plugins.tokenizers.chat_template import ChatTemplates
+from pegboard_plugins.tokenizers.spelling import Spelling
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer as Backend
@@ -73,6 +74,14 @@ class BackendTokenizer(Tokenizer):
     def token_text(self, token_id: int) -> str | None:
         found: str | None = self._backend.id_to_token(token_id) if 0 <= token_id < 2**32 else None
         return found
+
+    def token_bytes(self, token_id: int) -> bytes | None:
+        text = None if token_id in self._special_ids else self.token_text(token_id)
+        return None if text is None else self._spelling.read(text)
+
+    @functools.cached_property
+    def _spelling(self) -> Spelling:
+        return Spelling.of(self._backend)
 
     def apply_chat_template(
         self,

@@ -80,6 +80,7 @@ def run_sampler(sampler: Sampler, logits: torch.Tensor, vocab_limit: int) -> Non
         num_logprobs=np.full(n, -1, np.int32),
         min_tokens=np.zeros(n, np.int32),
         stop_token_ids=[[] for _ in range(n)],
+        slots=np.arange(n),
         token_ids=np.zeros((n, 1), np.int32),
         num_tokens=np.ones(n, np.int32),
         prompt_lens=np.ones(n, np.int32),

@@ -8,7 +8,6 @@ import numpy as np
 
 from pegboard.contracts.sampler import SamplingBatch
 from pegboard.wire import PLACEHOLDER_TOKEN, NewRequestData, SamplingParams, SchedulerOutput
-from pegboard_plugins.sampling.penalties import has_penalties
 from pegboard_plugins.sampling.random import request_seed
 from pegboard_plugins.worker.block_table import BlockTable
 
@@ -110,20 +109,18 @@ class InputBatch:
         """Columns of the rows that sample, the request in ``slots[i]`` having ``lengths[i]`` tokens."""
         columns = {name: column[slots] for name, column in self.columns.items()}
         prompt_lens = self.prompt_lens[slots]
-        batch = SamplingBatch(
+        return SamplingBatch(
             **columns,
+            slots=slots,
             seeds=self.seeds[slots],
             positions=lengths - prompt_lens,
             num_logprobs=self.num_logprobs[slots],
             stop_token_ids=[self.stop_token_ids[slot] for slot in slots.tolist()],
-            token_ids=self.token_ids[:0],
+            token_ids=self.token_ids,
             num_tokens=lengths,
             prompt_lens=prompt_lens,
             vocab_limit=self.vocab_limit,
         )
-        if has_penalties(batch).any():  # copying the tokens of long contexts in every step would cost more than sampling
-            batch.token_ids = self.token_ids[slots, : int(lengths.max(initial=0))]
-        return batch
 
     def append_sampled(self, slots: np.ndarray, lengths: np.ndarray, token_ids: np.ndarray) -> None:
         """Put each row's token behind its first ``lengths[i]``. A failed row (-1) gets 0, for a step already on its way."""

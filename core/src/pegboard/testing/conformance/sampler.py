@@ -50,6 +50,7 @@ def batch_of(
         num_logprobs=np.array([-1 if p.logprobs is None else p.logprobs for p in params], np.int32),
         min_tokens=column("min_tokens", np.int32),
         stop_token_ids=stop_token_ids or [[]] * n,
+        slots=np.arange(n),
         token_ids=tokens,
         num_tokens=np.array([len(ids) for ids in known], np.int32),
         prompt_lens=np.array([len(p) for p in prompts], np.int32),
