@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from pegboard import LLM, LLMEngine, RequestOutput, SamplingParams
@@ -52,12 +53,21 @@ class Reference:
 
     def gaps(self, prompt: Sequence[int], output: Sequence[int]) -> list[float]:
         """For each token of ``output``, after those before it: how far its logit is from the best one's, 0 if it is the best."""
+        logits = self.logits(prompt, output)
+        return [float(row.max() - row[token]) for row, token in zip(logits, output, strict=True)]
+
+    def logits(self, prompt: Sequence[int], output: Sequence[int]) -> Any:
+        """[len(output), vocab] float64: what the model says before each token of ``output``."""
         import torch
 
         with torch.no_grad():
-            logits = self.model(torch.tensor([[*prompt, *output[:-1]]])).logits[0, len(prompt) - 1 :].double()
-        chosen = logits.gather(1, torch.tensor(output)[:, None])[:, 0]
-        return (logits.max(dim=1).values - chosen).tolist()
+            return self.model(torch.tensor([[*prompt, *output[:-1]]])).logits[0, len(prompt) - 1 :].double().numpy()
+
+    def logprobs(self, prompt: Sequence[int], output: Sequence[int]) -> Any:
+        """[len(output), vocab] float64: log-softmax of ``logits``."""
+        logits = self.logits(prompt, output)
+        logits -= logits.max(axis=1, keepdims=True)
+        return logits - np.log(np.exp(logits).sum(axis=1, keepdims=True))
 
     def check_greedy(self, prompt: Sequence[int], output: Sequence[int]) -> None:
         """Every token is the reference's own choice, or as good as it."""

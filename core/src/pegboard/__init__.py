@@ -13,6 +13,8 @@ _EXPORTS = {
     "LLM": "pegboard.entrypoints.llm",
     "LLMEngine": "pegboard.engine.llm_engine",
     "SamplingParams": "pegboard.wire.sampling_params",
+    "StructuredOutputs": "pegboard.wire.structured_outputs",
+    "OutputKind": "pegboard.wire.output_kind",
     "EngineConfig": "pegboard.config",
     "RequestOutput": "pegboard.engine.outputs",
     "CompletionOutput": "pegboard.engine.outputs",
@@ -25,8 +27,10 @@ __all__ = [
     "EngineConfig",
     "EngineDeadError",
     "LLMEngine",
+    "OutputKind",
     "RequestOutput",
     "SamplingParams",
+    "StructuredOutputs",
     "__version__",
 ]
 
@@ -36,7 +40,9 @@ if TYPE_CHECKING:
     from pegboard.engine.llm_engine import LLMEngine
     from pegboard.engine.outputs import CompletionOutput, RequestOutput
     from pegboard.entrypoints.llm import LLM
+    from pegboard.wire.output_kind import OutputKind
     from pegboard.wire.sampling_params import SamplingParams
+    from pegboard.wire.structured_outputs import StructuredOutputs
 
 
 def __getattr__(name: str) -> Any:

@@ -16,7 +16,7 @@ from pegboard.contracts.model_source import ModelSource
 from pegboard.contracts.scheduler import PauseState, RequestStatus, Scheduler
 from pegboard.contracts.tokenizer import ChatTemplateError, Tokenizer
 from pegboard.engine.llm_engine import LLMEngine
-from pegboard.plugins import PluginHost
+from pegboard.plugins import GrammarProvider, PluginHost, SchedulerProvider
 from pegboard.wire import (
     EngineCoreOutput,
     EngineCoreRequest,
@@ -36,7 +36,8 @@ EOS = 0
 
 
 class LetterTokenizer(Tokenizer):
-    """One token per letter; id 0 is the end-of-sequence token. ``bos`` puts it in front of prompts."""
+    """One token per letter; id 0 is the end-of-sequence token. ``bos`` puts it in front of prompts. Other characters have no
+    token: they encode to nothing."""
 
     def __init__(self, bos: bool = False, vocab_size: int = len(LETTERS)) -> None:
         self._bos, self._size = bos, vocab_size
@@ -46,17 +47,17 @@ class LetterTokenizer(Tokenizer):
     special_ids = frozenset([EOS])  # type: ignore[assignment]
 
     def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
-        return [EOS] * (self._bos and add_special_tokens) + [LETTERS.index(c) for c in text]
+        return [EOS] * (self._bos and add_special_tokens) + [LETTERS.index(c) for c in text if c in LETTERS]
 
     def decode(self, token_ids: Sequence[int], skip_special_tokens: bool = True) -> str:
         kept = (i for i in token_ids if i < len(LETTERS) and not (skip_special_tokens and i == EOS))
         return "".join("<eos>" if i == EOS else LETTERS[i] for i in kept)
 
     def token_text(self, token_id: int) -> str | None:
-        return LETTERS[token_id]
+        return "<eos>" if token_id == EOS else LETTERS[token_id] if token_id < len(LETTERS) else None
 
     def token_bytes(self, token_id: int) -> bytes | None:
-        return LETTERS[token_id].encode() if token_id != EOS else None
+        return LETTERS[token_id].encode() if EOS < token_id < len(LETTERS) else None
 
     def apply_chat_template(
         self, messages: Sequence[Mapping[str, Any]], *, add_generation_prompt: bool = True, **_: Any
@@ -68,7 +69,8 @@ class LetterTokenizer(Tokenizer):
 
 
 class PageScheduler(Scheduler):
-    """Everything runs at once, prompts in one piece; one request per slot."""
+    """Everything runs at once, prompts in one piece; one request per slot. Requests with ``ext["halves"]`` sample in the second
+    half of a step."""
 
     def __init__(self, kv_config: KVCacheConfig) -> None:
         self.kv_config = kv_config
@@ -111,7 +113,7 @@ class PageScheduler(Scheduler):
             plan.num_computed_tokens.append(len(request.prompt_token_ids) + len(done) - 1 if done else 0)
             plan.num_to_sample.append(1)
             self.busy.add(rid)
-            if request.sampling.ext.get("grammar"):
+            if "halves" in request.ext:
                 plan.grammar_slots.append(self.slots[rid])
         return plan
 
@@ -126,6 +128,7 @@ class PageScheduler(Scheduler):
             request, new = self.requests[rid], output.sampled_token_ids[row]
             self.tokens[rid] += new
             item = EngineCoreOutput(request_id=rid, new_token_ids=new, logprobs=output.logprobs.get(row, []))
+            item.prompt_logprobs = output.prompt_logprobs.get(row, [])
             if row in output.errors:
                 item.finish_reason, item.stop_reason = FinishReason.ERROR, output.errors[row]
             elif new and new[-1] in request.stop_token_ids:
@@ -163,8 +166,8 @@ class PageScheduler(Scheduler):
 
 
 class ScriptedExecutor(Executor):
-    """Says, for each request, the ids of ``script[request_id]`` and then end of sequence. Futures complete when asked for
-    in order, or at once."""
+    """Says, for each request, the ids of ``script[request_id]`` and then end of sequence; the i-th of several answers those of
+    ``script["request_id#i"]``, if there are any. Futures complete when asked for in order, or at once."""
 
     script: dict[str, Any]
     batches = 1
@@ -216,9 +219,13 @@ class ScriptedExecutor(Executor):
         for new in plan.new_requests:
             self.rows[new.slot] = (new.request_id, 0)
         output = ModelRunnerOutput(step_id=plan.step_id, slots=list(plan.slots), sampled_token_ids=[])
+        for new in plan.new_requests:
+            if new.sampling.prompt_logprobs is not None:
+                entries = [Logprobs([t, 5, 6], [-1.5, -0.5, -2.0], 2) for t in new.token_ids[1:]]
+                output.prompt_logprobs[plan.slots.index(new.slot)] = entries
         for row, slot in enumerate(plan.slots):
             rid, said = self.rows[slot]
-            line = self.script.get(rid, [])
+            line = self._line(rid)
             token = line[said] if said < len(line) else EOS
             if isinstance(token, str):
                 output.errors[row] = token
@@ -232,6 +239,11 @@ class ScriptedExecutor(Executor):
             self.held_back = output
             return None
         return output
+
+    def _line(self, core_id: str) -> list[Any]:
+        answer = core_id.rpartition("@")[0]
+        line: list[Any] = self.script.get(answer) or self.script.get(answer.rpartition("#")[0], [])
+        return line
 
     def _sample_tokens(self, grammar: Any) -> ModelRunnerOutput:
         self.masked.append(grammar)
@@ -256,6 +268,12 @@ class FakeComposition:
         self.config, self.script, self.tokenizer = config, script, tokenizer
         self.host = PluginHost.load(discovery=False, extra=facts.pop("plugins", {}))
         self.batches = facts.pop("batches", 1)
+        capabilities = facts.pop("capabilities", frozenset({"grammars", "prompt_logprobs"}))
+        self.parts: dict[str, Any] = {"scheduler": SchedulerProvider(name="page", target="", capabilities=capabilities)}
+        self.grammar = facts.pop("grammar", None)
+        if self.grammar is not None:
+            self.parts["grammar"] = GrammarProvider(name="fake", target="")
+        self.extensions = {"logits_processor": tuple(facts.pop("logits_processors", ()))}
         self.loggers = facts.pop("stat_loggers", {})
         self.sinks = facts.pop("event_sinks", {})
         generation = facts.pop("generation_config", {})
@@ -269,6 +287,8 @@ class FakeComposition:
             executor = ScriptedExecutor(self.config, self)  # type: ignore[arg-type]
             executor.script = self.script
             return executor
+        if kind == "grammar":
+            return self.grammar() if callable(self.grammar) else self.grammar
         return {"scheduler": lambda: PageScheduler(available["kv_config"]), "tokenizer": lambda: self.tokenizer}[kind]()
 
     def create_all(self, kind: str, **available: Any) -> dict[str, Any]:

@@ -13,8 +13,8 @@ from typing import Any
 import pytest
 
 from pegboard.contracts.tokenizer import NoChatTemplate
-from pegboard.entrypoints.cli import chat_cmd, generate_cmd, report, streaming
-from pegboard.wire import SamplingParams
+from pegboard.entrypoints.cli import chat_cmd, generate_cmd, report, sampling_options, streaming
+from pegboard.wire import SamplingParams, StructuredOutputs
 
 Run = Callable[..., tuple[int, str, str]]
 
@@ -110,6 +110,87 @@ def test_generate_refuses_in_one_line(cli: Run, arguments: list[str], message: s
     assert err.count("\n") == 1
 
 
+def test_generate_several_answers(cli: Run) -> None:
+    status, out, err = cli(["ab"], ["generate", "-p", "x", "--n", "3", "--seed", "1"])
+    assert (status, out) == (0, "ab\n\nab\n\nab\n")
+    assert err.count("tokens in") == 3
+    lines = [json.loads(line) for line in cli(["ab"], ["generate", "-p", "x", "--n", "2", "--json"])[1].splitlines()]
+    assert [(line["index"], line["text"]) for line in lines] == [(0, "ab"), (1, "ab")]
+    assert "logprobs" not in lines[0]
+
+
+def test_generate_shows_logprobs_as_json(cli: Run) -> None:
+    line = json.loads(cli(["ab"], ["generate", "-p", "x", "--json", "--logprobs", "2"])[1])
+    assert line["logprobs"]["tokens"] == ["a", "b", "<eos>"]
+    assert line["logprobs"]["text_offset"] == [0, 1, 2]
+    status, _, err = cli(["ab"], ["generate", "-p", "x", "--logprobs", "2"])
+    assert (status, err) == (2, "pegboard generate: --logprobs are only shown with --json\n")
+
+
+def test_options_become_sampling_parameters(make_engine: Any, tmp_path: Any) -> None:
+    (tmp_path / "schema.json").write_text('{"type": "object"}')
+    (tmp_path / "rules.ebnf").write_text('start: "a"')
+    engine = make_engine({}, generation_config={"top_p": 0.5})
+
+    def params(*options: str, **more: Any) -> SamplingParams:
+        parser = argparse.ArgumentParser()
+        sampling_options.add_sampling_options(parser, 16)
+        return sampling_options.sampling_params(parser.parse_args(options), engine, 10, 16, **more)
+
+    plain = SamplingParams(temperature=0.0, top_p=0.5, max_tokens=16)
+    assert params() == plain
+    assert params("--max-tokens", "7") == params("-n", "7") == SamplingParams(temperature=0.0, top_p=0.5, max_tokens=7)
+    assert params(n=2).temperature == 1.0
+    given = params(
+        "--temperature", "0.5", "--top-p", "0.9", "--top-k", "3", "--min-p", "0.1", "--repetition-penalty", "1.1", "--seed", "5",
+        "--presence-penalty", "0.2", "--frequency-penalty", "0.3", "--min-tokens", "2", "--stop", "x", "--stop", "y",
+        "--bad-word", "no",
+    )  # fmt: skip
+    assert given == SamplingParams(
+        temperature=0.5, top_p=0.9, top_k=3, min_p=0.1, repetition_penalty=1.1, seed=5, presence_penalty=0.2,
+        frequency_penalty=0.3, min_tokens=2, stop=("x", "y"), bad_words=("no",), max_tokens=16,
+    )  # fmt: skip
+    languages = {
+        ("--json-schema", str(tmp_path / "schema.json")): StructuredOutputs(json={"type": "object"}),
+        ("--grammar", str(tmp_path / "rules.ebnf")): StructuredOutputs(grammar='start: "a"'),
+        ("--json-object",): StructuredOutputs(json_object=True),
+        ("--regex", "a+"): StructuredOutputs(regex="a+"),
+        ("--choice", "yes", "--choice", "no"): StructuredOutputs(choice=["yes", "no"]),
+    }
+    for options, language in languages.items():
+        assert params(*options).structured_outputs == language
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["--n", "0"], "n=0 must be between 1"),
+        (["--logprobs", "21"], "logprobs=21 must be between 0 and 20"),
+        (["--json-schema", "nowhere.json"], "--json-schema nowhere.json: "),
+        (["--choice", ""], "choice entries must be non-empty texts"),
+        (["--regex", "a"], "structured_outputs.regex needs a grammar backend"),
+        (["--min-p", "2"], "min_p=2.0 must be in"),
+    ],
+)
+def test_options_out_of_range_are_one_line(cli: Run, options: list[str], message: str) -> None:
+    status, out, err = cli(["ab"], ["generate", "-p", "x", *options])
+    assert (status, out) == (2, "")
+    assert err.startswith("pegboard generate: ")
+    assert message in err
+    assert err.count("\n") == 1
+
+
+def test_a_schema_that_is_no_json_is_told_with_its_file(cli: Run, tmp_path: Any) -> None:
+    (tmp_path / "bad.json").write_text("{")
+    assert "bad.json: json is no JSON" in cli(["ab"], ["generate", "-p", "x", "--json-schema", str(tmp_path / "bad.json")])[2]
+
+
+def test_only_one_form_of_the_answer(cli: Run, capsys: Any) -> None:
+    with pytest.raises(SystemExit):
+        cli(["ab"], ["generate", "-p", "x", "--regex", "a", "--json-object"])
+    assert "not allowed with" in capsys.readouterr().err
+
+
 def test_generate_tells_an_answer_that_failed(cli: Run) -> None:
     status, _, err = cli([[1, "not a number"]], ["generate", "-p", "x"])  # type: ignore[list-item]
     assert status == 1
@@ -154,11 +235,11 @@ def test_ctrl_c_stops_the_answer_and_nothing_else(make_engine: Any, monkeypatch:
 
     monkeypatch.setattr(engine, "step", interrupted_step)
     params = SamplingParams(max_tokens=20)
-    answer = streaming.stream(engine, "hi", params, shown.append)
+    [answer] = streaming.stream(engine, "hi", params, shown.append)
     assert (answer.text, answer.interrupted, answer.finish_reason) == ("abc", True, "abort")
     assert engine.stats().num_running == 0
     monkeypatch.setattr(engine, "step", step)
-    assert streaming.stream(engine, "hi", params, shown.append).text == "xyz"
+    assert streaming.stream(engine, "hi", params, shown.append)[0].text == "xyz"
 
 
 def test_chat_commands_explain_themselves(cli: Run) -> None:

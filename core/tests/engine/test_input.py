@@ -11,8 +11,8 @@ from pegboard.contracts.model_source import ModelSource
 from pegboard.engine.defaults import recommended_sampling
 from pegboard.engine.eos import eos_token_ids
 from pegboard.engine.info import EngineInfo
-from pegboard.engine.input import InputProcessor
-from pegboard.wire import SamplingParams
+from pegboard.engine.input import Checks, InputProcessor
+from pegboard.wire import GrammarSpec, SamplingParams, StructuredOutputs
 
 ONE = SamplingParams(max_tokens=1)
 
@@ -24,7 +24,7 @@ def info(**changes: Any) -> EngineInfo:
 
 @pytest.fixture
 def processor(letters: Any) -> InputProcessor:
-    return InputProcessor(letters(), info(), eos_token_ids=[0, 7], known_ext={"acme"})
+    return InputProcessor(letters(), info(), eos_token_ids=[0, 7])
 
 
 @pytest.mark.parametrize(
@@ -76,23 +76,6 @@ def test_prompts_that_are_none(processor: InputProcessor, prompt: Any, message: 
         processor.process("r", prompt, ONE)
 
 
-@pytest.mark.parametrize("bad", [-1, 62, 1062, 2**31, 2**63, 1.5, "x", True, None, [1]])
-def test_token_ids_outside_the_vocabulary(processor: InputProcessor, bad: Any) -> None:
-    with pytest.raises(ValueError, match=r"prompt_token_ids\[1\]=.*\[0, 62\)"):
-        processor.process("r", [1, bad, 2], ONE)
-
-
-def test_stop_token_ids_outside_the_vocabulary(processor: InputProcessor) -> None:
-    with pytest.raises(ValueError, match=r"stop_token_ids\[0\]=62"):
-        processor.process("r", "a", SamplingParams(stop_token_ids=(62,), min_tokens=1))
-
-
-def test_a_text_whose_ids_the_embedding_lacks(letters: Any) -> None:
-    processor = InputProcessor(letters(), info(vocab_size=10))
-    with pytest.raises(ValueError, match=r"tokens of prompt\[1\]=26 is not in the model's vocabulary"):
-        processor.process("r", "az", ONE)
-
-
 def test_an_empty_text_is_fine_for_a_tokenizer_that_begins_with_bos(letters: Any) -> None:
     processor = InputProcessor(letters(bos=True), info())
     assert processor.process("r", "", ONE).request.prompt_token_ids == [0]
@@ -140,7 +123,9 @@ def test_ids_that_end_a_request(processor: InputProcessor) -> None:
         ({"cache_salt": 3}, "cache_salt=3"),
         ({"priority": 1.5}, "priority=1.5 must be an integer"),
         ({"priority": True}, "priority=True"),
-        ({"ext": {"acmee": 1}}, r"unknown extension field 'acmee'.*\(acme\)"),
+        ({"priority": 2**63}, "priority=9223372036854775808 must be between"),
+        ({"ext": {"acme": 1}}, "ext={'acme': 1}: no plugin in use takes fields"),
+        ({"ext": [1]}, "ext="),
     ],
 )
 def test_other_fields(processor: InputProcessor, arguments: dict[str, Any], message: str) -> None:
@@ -148,10 +133,120 @@ def test_other_fields(processor: InputProcessor, arguments: dict[str, Any], mess
         processor.process("r", "a", ONE, **arguments)
 
 
-def test_extras_of_a_prompt_dict_reach_the_request(processor: InputProcessor) -> None:
-    prompt = {"prompt": "a", "cache_salt": "tenant", "priority": -1, "ext": {"acme": 2}}
-    request = processor.process("r", prompt, ONE, priority=5).request
-    assert (request.cache_salt, request.priority, request.ext) == ("tenant", -1, {"acme": 2})
+def test_a_prompt_dict_wins_over_arguments_and_these_over_params(processor: InputProcessor) -> None:
+    params = SamplingParams(max_tokens=1, cache_salt="params", priority=3)
+    prompt = {"prompt": "a", "cache_salt": "tenant", "priority": -1}
+
+    def placed(prompt: Any, **arguments: Any) -> tuple[Any, int]:
+        request = processor.process("r", prompt, params, **arguments).request
+        return request.cache_salt, request.priority
+
+    assert placed(prompt, priority=5, cache_salt="x") == ("tenant", -1)
+    assert placed("a", priority=0, cache_salt="x") == ("x", 0)
+    assert placed("a") == ("params", 3)
+
+
+@pytest.mark.parametrize(
+    ("fields", "kept"),
+    [
+        ({}, 10),
+        ({"truncate_prompt_tokens": 4}, 4),
+        ({"truncate_prompt_tokens": 10}, 10),
+        ({"truncate_prompt_tokens": 99}, 10),
+        ({"truncate_prompt_tokens": -1, "max_tokens": None}, 10),
+    ],
+)
+def test_truncation_keeps_the_end(processor: InputProcessor, fields: dict[str, Any], kept: int) -> None:
+    ids = list(range(1, 11))
+    processed = processor.process("r", ids, SamplingParams(**{"max_tokens": 1, **fields}))
+    assert processed.request.prompt_token_ids == ids[-kept:]
+
+
+@pytest.mark.parametrize(
+    ("fields", "kept", "max_tokens"),
+    [
+        ({"max_tokens": 1}, 127, 1),
+        ({"max_tokens": 28}, 100, 28),
+        ({"max_tokens": 127}, 1, 127),
+        ({"max_tokens": None}, 127, 1),
+        ({"max_tokens": None, "min_tokens": 28}, 100, 28),
+    ],
+)
+def test_truncation_to_what_the_context_takes(
+    processor: InputProcessor, fields: dict[str, Any], kept: int, max_tokens: int
+) -> None:
+    params = SamplingParams(truncate_prompt_tokens=-1, **fields)
+    processed = processor.process("r", "a" + "b" * 199, params)
+    assert processed.request.prompt_token_ids == [2] * kept
+    assert processed.request.max_tokens == max_tokens
+    assert processed.prompt == "a" + "b" * 199
+
+
+def test_truncation_makes_no_room_for_more_than_there_is(processor: InputProcessor) -> None:
+    with pytest.raises(ValueError, match=r"max_tokens=128 .* lower max_tokens to at most 127"):
+        processor.process("r", [1] * 200, SamplingParams(truncate_prompt_tokens=-1, max_tokens=128))
+    with pytest.raises(ValueError, match=r"shorten the prompt to at most 127 tokens, or give truncate_prompt_tokens=-1"):
+        processor.process("r", [1] * 200, SamplingParams(truncate_prompt_tokens=150))
+
+
+def test_bad_words_become_ids(processor: InputProcessor) -> None:
+    request = processor.process("r", "a", SamplingParams(bad_words=("ab", " ab", "c"))).request
+    assert request.bad_word_ids == [[1, 2], [3]]
+    assert processor.process("r", "a", ONE).request.bad_word_ids == []
+    for bad in ("\x01", "a\x01", " \x01"):
+        with pytest.raises(ValueError, match=r"bad_words\[1\]='.*x01' cannot be written with the model's tokens"):
+            processor.process("r", "a", SamplingParams(bad_words=("a", bad)))
+
+
+def test_a_request_in_the_core_always_has_a_seed(letters: Any) -> None:
+    def seeds(engine_seed: int | None, count: int = 4) -> list[Any]:
+        processor = InputProcessor(letters(), info(), seed=engine_seed)
+        return [processor.process("same", "a", ONE).request.sampling.seed for _ in range(count)]
+
+    assert len({*seeds(None), *seeds(None), *seeds(5), *seeds(6)}) == 16
+    assert seeds(5) == seeds(5)
+    assert all(0 <= seed < 2**64 for seed in [*seeds(None, 100), *seeds(5, 100)])
+    processor = InputProcessor(letters(), info(), seed=5)
+    for seed in (0, -1, 2**64 - 1):
+        assert processor.process("r", "a", SamplingParams(seed=seed)).request.sampling.seed == seed
+
+
+def test_logits_processors_look_at_the_parameters(letters: Any) -> None:
+    def refuse(params: SamplingParams) -> None:
+        if params.temperature > 1:
+            raise ValueError(f"temperature={params.temperature} is too hot for me")
+
+    processor = InputProcessor(letters(), info(), checks=Checks(params=[refuse]))
+    processor.process("r", "a", ONE)
+    with pytest.raises(ValueError, match="too hot"):
+        processor.process("r", "a", SamplingParams(temperature=2.0))
+
+
+def test_a_grammar_is_validated_and_sent_as_its_text(letters: Any) -> None:
+    seen: list[GrammarSpec] = []
+
+    def validate(spec: GrammarSpec) -> None:
+        seen.append(spec)
+        if spec.text == "(":
+            raise ValueError("missing )")
+
+    processor = InputProcessor(letters(), info(), checks=Checks(grammar=validate))
+    request = processor.process("r", "a", SamplingParams(structured_outputs=StructuredOutputs(regex="a+"))).request
+    assert request.grammar == GrammarSpec("regex", "a+") == seen[0]
+    assert request.sampling.structured_outputs is None
+    with pytest.raises(ValueError, match=r"structured_outputs.regex: missing \)"):
+        processor.process("r", "a", SamplingParams(structured_outputs=StructuredOutputs(regex="(")))
+    assert processor.process("r", "a", ONE).request.grammar is None
+
+
+@pytest.mark.parametrize(
+    ("language", "field"), [({"json": {}}, "json"), ({"json_object": True}, "json_object"), ({"choice": ["a"]}, "choice")]
+)
+def test_without_a_grammar_backend_it_is_said_how_to_get_one(
+    processor: InputProcessor, language: dict[str, Any], field: str
+) -> None:
+    with pytest.raises(ValueError, match=rf"structured_outputs.{field} needs a grammar backend.*structured_outputs.backend"):
+        processor.process("r", "a", SamplingParams(structured_outputs=StructuredOutputs(**language)))
 
 
 @pytest.mark.parametrize("request_id", ["", None, 5])

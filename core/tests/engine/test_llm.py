@@ -52,6 +52,38 @@ def test_params_for_each_prompt(make_llm: Any) -> None:
         llm.generate(["x", "y"], [TEN])
 
 
+def test_several_answers_to_each_prompt(make_llm: Any) -> None:
+    llm = make_llm("ab", "cd")
+    llm.engine.client.core.executor.script["1#1"] = [26]
+    outputs = llm.generate(["x", "y"], SamplingParams(n=2, max_tokens=10, output_kind="delta", echo=True))
+    assert [[a.text for a in o.outputs] for o in outputs] == [["xab", "xab"], ["ycd", "yz"]]
+    assert all(o.finished for o in outputs)
+
+
+def test_parameters_of_each_prompt_are_its_own(make_llm: Any) -> None:
+    params = [SamplingParams(n=n, seed=n, max_tokens=n) for n in (1, 2, 3)]
+    outputs = make_llm("abc", "abc", "abc").generate(["x", "y", "z"], params)
+    assert [[a.text for a in o.outputs] for o in outputs] == [["a"], ["ab"] * 2, ["abc"] * 3]
+
+
+def test_priorities(make_llm: Any) -> None:
+    llm = make_llm("ab", "ab", "ab", "ab", "ab", "ab")
+    seen: list[int] = []
+    submit = llm.engine.submit
+    llm.engine.submit = lambda item, kind: (seen.append(item.request.priority), submit(item, kind))
+    llm.generate(["x", "y"], TEN, priority=[2, -1])
+    llm.generate(["x", "y"], SamplingParams(max_tokens=10, priority=7), priority=4)
+    llm.generate("x", SamplingParams(max_tokens=10, priority=7))
+    llm.chat([{"role": "user", "content": "hi"}], TEN, priority=5)
+    assert seen == [2, -1, 4, 4, 7, 5]
+    with pytest.raises(ValueError, match="1 priority for 2 prompts"):
+        llm.generate(["x", "y"], TEN, priority=[1])
+    with pytest.raises(ValueError, match="priority='high' must be one int for all prompts, or a list"):
+        llm.generate(["x", "y"], TEN, priority="high")
+    with pytest.raises(RequestFailed, match=r"prompts\[1\]: priority=1.5 must be an integer"):
+        llm.generate(["x", "y"], TEN, priority=[1, 1.5])
+
+
 def test_defaults_come_from_the_generation_config(make_llm: Any) -> None:
     llm = make_llm("abcdef", generation_config={"max_new_tokens": 2, "temperature": 0.5})
     assert llm.get_default_sampling_params() == SamplingParams(max_tokens=2, temperature=0.5)
@@ -138,7 +170,7 @@ def test_conversations_that_are_none(make_llm: Any, messages: Any, message: str)
 def test_progress_bar_shows_rates_when_asked(make_llm: Any, capsys: Any) -> None:
     make_llm("abc", "abc").generate(["x", "y"], TEN)
     assert capsys.readouterr().err == ""
-    make_llm("abc", "abc").generate(["x", "y"], TEN, use_tqdm=True)
+    make_llm("abc", "abc").generate(["x", "y"], SamplingParams(n=3, max_tokens=10), use_tqdm=True)
     shown = capsys.readouterr().err
     assert "2/2" in shown
     assert "tok/s" in shown

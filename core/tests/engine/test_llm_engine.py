@@ -9,11 +9,12 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from pydantic import BaseModel
 
 from pegboard.engine.errors import EngineDeadError
 from pegboard.engine.llm_engine import LLMEngine
 from pegboard.engine.outputs import OutputKind, RequestOutput
-from pegboard.plugins import hookimpl
+from pegboard.plugins import RequestFields, hookimpl
 from pegboard.wire import SamplingParams
 
 
@@ -159,12 +160,16 @@ def test_finished_slots_reach_the_workers_without_another_request(make_engine: A
 
 
 def test_grammar_rows_take_the_second_half_of_the_step(make_engine: Any, executor_of: Any) -> None:
+    class Fields(BaseModel):
+        pass
+
     class Plugin:
         @hookimpl
-        def engine_ready(self, info: Any) -> None: ...
+        def request_fields(self) -> list[RequestFields]:
+            return [RequestFields("halves", Fields)]
 
-    engine = make_engine({"a": "ab"}, plugins={"grammar": Plugin()})
-    [output] = say(engine, ext={"grammar": True})
+    engine = make_engine({"a": "ab"}, plugins={"halves": Plugin()})
+    [output] = say(engine, ext={"halves": {}})
     assert output.outputs[0].text == "ab"
     assert len(executor_of(engine).masked) == 3
 

@@ -188,7 +188,13 @@ def test_hook_stat_loggers(plugin_factory: PluginFactory) -> None:
 
 
 def test_hook_logits_processors(plugin_factory: PluginFactory) -> None:
-    rides_along(plugin_factory, "logits_processor", "Processor")
+    source = """
+    from pegboard.plugins import LogitsProcessorProvider, hookimpl
+    @hookimpl
+    def logits_processors(): return [LogitsProcessorProvider(name="mine", target="fake_standard:Processor")]
+    """
+    plugin_factory(source, name="acme")
+    assert compose(config(plugins={"enabled": ["acme"]})).create_all("logits_processor") == {}, "it changes results: by name only"
     named = compose(config(sampling={"logits_processors": ["mine"]}))
     assert list(named.create_all("logits_processor")) == ["mine"]
     with pytest.raises(PluginError, match=r"sampling\.logits_processors: no logits_processor is called 'nix'"):

@@ -12,6 +12,7 @@ from pegboard.plugins.provider import (
     ChunkPolicyProvider,
     EventSinkProvider,
     ExecutorProvider,
+    GrammarProvider,
     KVAllocatorProvider,
     ModelProvider,
     PlatformProvider,
@@ -64,7 +65,7 @@ def schedulers() -> Iterable[SchedulerProvider]:
     yield SchedulerProvider(
         name="default",
         target=f"{_HERE}.scheduling.scheduler:DefaultScheduler",
-        capabilities=frozenset({"async_steps"}),
+        capabilities=frozenset({"async_steps", "grammars", "prompt_logprobs"}),
         summary="continuous batching with mixed prefill and decode, composed of policies",
     )
 
@@ -151,6 +152,16 @@ def samplers() -> Iterable[SamplerProvider]:
         name="default",
         target=f"{_HERE}.sampling.sampler:DefaultSampler",
         summary="greedy, temperature, top-k, top-p, min-p, penalties",
+    )
+
+
+@hookimpl
+def grammars() -> Iterable[GrammarProvider]:
+    yield GrammarProvider(
+        name="llguidance",
+        target=f"{_HERE}.grammars.llguidance_backend:LLGuidanceBackend",
+        config=f"{_HERE}.options:StandardOptions",
+        summary="JSON schema, regex, choice, Lark and GBNF grammars, by llguidance",
     )
 
 

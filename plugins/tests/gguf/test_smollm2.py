@@ -56,6 +56,8 @@ def corpus() -> Iterator[str]:
 
 
 class TestContract(TokenizerConformance):
+    every_byte = False  # it has no token for bytes that its makers' texts did not hold, such as 0x13 and 0xFF
+
     def make(self) -> GGUFTokenizer:
         found = resolve("smollm2")
         assert found is not None

@@ -11,6 +11,7 @@ from pegboard.config import EngineConfig, ExecutorConfig, KVCacheSettings, Sched
 from pegboard.contracts.event_sink import EventSink
 from pegboard.testing.driver import SchedulerDriver
 from pegboard.testing.fake_composition import FakeComposition
+from pegboard.testing.fake_grammars import FakeGrammars
 from pegboard.testing.fakes import FakeRunner, fake_kv_config, hash_model
 from pegboard.testing.mirror import MirrorWorker
 from pegboard.wire import KVCacheConfig
@@ -26,7 +27,11 @@ Make = Callable[..., DefaultScheduler]
 
 
 def make_default(
-    config: EngineConfig, kv_config: KVCacheConfig, parts: Mapping[str, Callable[..., Any]] | None = None, **kwargs: Any
+    config: EngineConfig,
+    kv_config: KVCacheConfig,
+    parts: Mapping[str, Callable[..., Any]] | None = None,
+    kind: type[DefaultScheduler] = DefaultScheduler,
+    **kwargs: Any,
 ) -> DefaultScheduler:
     standard = {
         "request_queue": FCFSQueue,
@@ -35,7 +40,7 @@ def make_default(
         "preemption_policy": RecomputePreemption,
         "kv_allocator": PagedAllocator if config.kv_cache.allocator == "paged" else PrefixAllocator,
     }
-    return DefaultScheduler(config, FakeComposition(config, {**standard, **(parts or {})}), kv_config, **kwargs)
+    return kind(config, FakeComposition(config, {**standard, **(parts or {})}), kv_config, **kwargs)
 
 
 @pytest.fixture(scope="session")
@@ -57,6 +62,7 @@ def driver_of(make_scheduler: Make) -> Callable[..., SchedulerDriver]:
         sinks: Sequence[EventSink] = (),
         propose: Callable[[Sequence[int]], list[int]] | None = None,
         groups: int = 1,
+        allocator: str = "prefix",
         **limits: Any,
     ) -> SchedulerDriver:
         config = EngineConfig(
@@ -64,16 +70,17 @@ def driver_of(make_scheduler: Make) -> Callable[..., SchedulerDriver]:
             max_model_len=4096,
             executor=ExecutorConfig(pipeline_parallel_size=stages),
             scheduler=SchedulerConfig(**limits),
-            kv_cache=KVCacheSettings(block_size=block_size),
+            kv_cache=KVCacheSettings(allocator=allocator, block_size=block_size),
         )
         kv_config = fake_kv_config(usable_blocks + 1, block_size, num_groups=groups)
-        scheduler = make_scheduler(config, kv_config, parts, event_sinks=sinks)
+        grammars = FakeGrammars(1000)
+        scheduler = make_scheduler(config, kv_config, parts, event_sinks=sinks, grammars=grammars)
         mirror = MirrorWorker(
             kv_config,
             max_num_seqs=config.scheduler.max_num_seqs,
             max_num_batched_tokens=config.scheduler.max_num_batched_tokens,
             keeps_samples=stages == 1,
         )
-        return SchedulerDriver(scheduler, FakeRunner(mirror, hash_model(1000), propose), depth)
+        return SchedulerDriver(scheduler, FakeRunner(mirror, hash_model(1000), propose), depth, True, grammars, True)
 
     return make

@@ -11,7 +11,7 @@ from pegboard.config import EngineConfig, KVCacheSettings, SchedulerConfig
 from pegboard.contracts.executor import ExecutorFailed
 from pegboard.engine.core import EngineCore
 from pegboard.engine.errors import EngineDeadError
-from pegboard.testing.driver import expected_output, make_request
+from pegboard.testing.driver import expected_output, make_group, make_request
 from pegboard.testing.fake_composition import FakeComposition, fake_spec
 from pegboard.testing.fakes import FakeExecutor, hash_model
 from pegboard_plugins.scheduling.scheduler import DefaultScheduler
@@ -40,6 +40,7 @@ def boot(make_scheduler: Callable[..., DefaultScheduler], depth: int) -> EngineC
 def test_requests_run_to_their_end(make_scheduler: Callable[..., DefaultScheduler], depth: int) -> None:
     core = boot(make_scheduler, depth)
     requests = [make_request(f"r{i}", range(i, i + 10), 25, stop_token_ids=[3]) for i in range(10)]
+    requests += make_group("g", range(30), 8, 20)
     for request in requests:
         core.add_request(request)
     tokens: dict[str, list[int]] = {request.request_id: [] for request in requests}
@@ -50,7 +51,8 @@ def test_requests_run_to_their_end(make_scheduler: Callable[..., DefaultSchedule
             ended += [(output.request_id, output.finish_reason)] if output.finish_reason else []
         if not core.has_requests():
             break
-    assert sorted(ended) == [(r.request_id, expected_output(r, hash_model(VOCAB))[1]) for r in requests]
+    assert dict(ended) == {r.request_id: expected_output(r, hash_model(VOCAB))[1] for r in requests}
+    assert len(ended) == len(requests)
     assert tokens == {r.request_id: expected_output(r, hash_model(VOCAB))[0] for r in requests}
     stats = core.stats()
     assert (stats.num_running, stats.num_waiting, stats.kv_usage) == (0, 0, 0.0)

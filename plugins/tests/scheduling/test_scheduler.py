@@ -5,23 +5,34 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
+import msgspec
 import pytest
 
 from pegboard.config import EngineConfig
+from pegboard.contracts.grammar import GrammarStates
 from pegboard.testing.adversaries import ErraticAdmission, ErraticChunking, ErraticPreemption, ErraticQueue
-from pegboard.testing.conformance.scheduler import SchedulerConformance
-from pegboard.wire import KVCacheConfig
+from pegboard.testing.conformance.scheduler import FeatureCases, SchedulerConformance
+from pegboard.wire import EngineCoreRequest, KVCacheConfig
 from pegboard_plugins.scheduling.queues import PriorityQueue
 from pegboard_plugins.scheduling.scheduler import DefaultScheduler
 
 
 class TestDefaultScheduler(SchedulerConformance):
+    capabilities = frozenset({"grammars", "prompt_logprobs"})
+    shares_prompts = True
+
     @pytest.fixture(autouse=True)
     def _standard_parts(self, make_scheduler: Callable[..., DefaultScheduler]) -> None:
         self.make_scheduler = make_scheduler
 
-    def make(self, config: EngineConfig, kv_config: KVCacheConfig, parts: Mapping[str, Callable[..., Any]]) -> DefaultScheduler:
-        return self.make_scheduler(config, kv_config, parts)
+    def make(
+        self,
+        config: EngineConfig,
+        kv_config: KVCacheConfig,
+        parts: Mapping[str, Callable[..., Any]],
+        grammars: GrammarStates,
+    ) -> DefaultScheduler:
+        return self.make_scheduler(config, kv_config, parts, grammars=grammars)
 
     def adversaries(self, seed: int) -> Mapping[str, Callable[..., Any]]:
         """Some of the policies misbehave, the others are the standard ones."""
@@ -36,3 +47,29 @@ class TestDefaultScheduler(SchedulerConformance):
     def test_by_priority_against_a_sequential_model(self) -> None:
         self.parts = {"request_queue": PriorityQueue}
         self.test_against_a_sequential_model("prefix")
+
+
+class SharesNothing(DefaultScheduler):
+    """To it, the members of a group are requests like any others."""
+
+    def add_request(self, request: EngineCoreRequest) -> None:
+        super().add_request(msgspec.structs.replace(request, group=None))
+
+
+class TestSharesNothing(FeatureCases):
+    """A scheduler need not know groups."""
+
+    capabilities = TestDefaultScheduler.capabilities
+
+    @pytest.fixture(autouse=True)
+    def _standard_parts(self, make_scheduler: Callable[..., DefaultScheduler]) -> None:
+        self.make_scheduler = make_scheduler
+
+    def make(
+        self,
+        config: EngineConfig,
+        kv_config: KVCacheConfig,
+        parts: Mapping[str, Callable[..., Any]],
+        grammars: GrammarStates,
+    ) -> DefaultScheduler:
+        return self.make_scheduler(config, kv_config, parts, kind=SharesNothing, grammars=grammars)

@@ -12,6 +12,7 @@ from pegboard.contracts.tokenizer import Tokenizer
 from pegboard.testing.checkpoints import make_checkpoint
 from pegboard.testing.conformance.tokenizer import TokenizerConformance
 from pegboard.testing.gguf_files import write_gguf
+from pegboard.testing.tiny_tokenizer import write_tokenizer
 from pegboard_plugins.tokenizers.gguf import GGUFTokenizer
 from pegboard_plugins.tokenizers.hf import HFTokenizer
 
@@ -39,6 +40,19 @@ class TestHF(WithSource):
 
 class TestHFWithBos(TestHF):
     bos = True
+
+
+class TestHFByteFallback(WithSource):
+    """A vocabulary as converted from SentencePiece's."""
+
+    @pytest.fixture(scope="class", autouse=True)
+    @classmethod
+    def write(cls, tmp_path_factory: pytest.TempPathFactory) -> None:
+        cls.folder = tmp_path_factory.mktemp("byte_fallback")
+        write_tokenizer(cls.folder, byte_fallback=True)
+
+    def make(self) -> Tokenizer:
+        return HFTokenizer(source(self.folder, "hf"))
 
 
 class TestGGUF(WithSource):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -10,64 +10,14 @@ import pytest
 import torch
 
 from pegboard.contracts.executor import WorkerError
-from pegboard.engine.bootstrap import prepare
 from pegboard.testing.checkpoints import make_checkpoint
-from pegboard.testing.plan_driver import GREEDY, PlanDriver
-from pegboard.wire import KVCacheConfig, KVCacheGroup, SamplingParams
-from pegboard_plugins.executors.uniproc import UniProcExecutor
+from pegboard.testing.plan_driver import GREEDY, random_prompts
+from pegboard.wire import SamplingParams
 
 CLEAR = 1e-3
 """Logits closer than this may be ordered either way."""
-BLOCKS = 120
-
-
-class Engine:
-    """An executor and a driver of plans."""
-
-    def __init__(self, model: str, num_blocks: int = BLOCKS, block_size: int = 8, slots: int = 8, **settings: Any) -> None:
-        settings = {"dtype": "float32", "max_model_len": 256, **settings}
-        prepared = prepare(
-            model=model,
-            executor={"num_threads": 1},
-            scheduler={"max_num_seqs": slots, "max_num_batched_tokens": 512},
-            kv_cache={"block_size": block_size, "memory": "16MiB"},
-            **settings,
-        )
-        self.composition = prepared.composition
-        self.executor = UniProcExecutor(prepared.config, prepared.composition)
-        self.report = self.executor.determine_available_memory()[0]
-        specs = self.executor.get_kv_cache_specs()[0]
-        group = KVCacheGroup(layers=list(specs), spec=next(iter(specs.values())))
-        self.executor.initialize_from_config(KVCacheConfig(num_blocks=num_blocks, groups=[group]))
-        self.driver = PlanDriver(self.executor.execute_model, num_slots=slots, block_size=block_size, num_blocks=num_blocks)
-
-    def generate(
-        self, prompts: dict[str, list[int]], count: int, chunk: int = 1 << 30, sampling: SamplingParams = GREEDY
-    ) -> dict[str, list[int]]:
-        for name, prompt in prompts.items():
-            self.driver.add(name, prompt, sampling)
-        found = self.driver.generate(count, chunk)
-        for name in prompts:
-            self.driver.finish(name)
-        return found
-
-
-@pytest.fixture
-def engine() -> Iterator[Callable[..., Engine]]:
-    made: list[Engine] = []
-
-    def make(*args: Any, **settings: Any) -> Engine:
-        made.append(Engine(*args, **settings))
-        return made[-1]
-
-    yield make
-    for each in made:
-        each.executor.shutdown()
-
-
-def prompts_of(*lengths: int) -> dict[str, list[int]]:
-    generator = torch.Generator().manual_seed(1)
-    return {f"p{i}-{n}": torch.randint(0, 1000, (n,), generator=generator).tolist() for i, n in enumerate(lengths)}
+Engine = Any
+"""The class of that name in ``conftest``."""
 
 
 @torch.no_grad()
@@ -91,13 +41,13 @@ def assert_greedy(folder: Path, prompts: dict[str, list[int]], found: dict[str, 
 @pytest.mark.parametrize("architecture", ["LlamaForCausalLM", "MistralForCausalLM", "Qwen2ForCausalLM", "Qwen3ForCausalLM"])
 def test_greedy_tokens_equal_transformers(architecture: str, tmp_path: Path, engine: Callable[..., Engine]) -> None:
     make_checkpoint(tmp_path, architecture)
-    prompts = prompts_of(1, 8, 17, 60)
+    prompts = random_prompts(1, 8, 17, 60)
     assert_greedy(tmp_path, prompts, engine(str(tmp_path)).generate(prompts, 20))
 
 
 def test_a_sliding_window_equals_transformers(tmp_path: Path, engine: Callable[..., Engine]) -> None:
     make_checkpoint(tmp_path, "MistralForCausalLM", config_overrides={"sliding_window": 12})
-    prompts = prompts_of(5, 40)
+    prompts = random_prompts(5, 40)
     assert_greedy(tmp_path, prompts, engine(str(tmp_path)).generate(prompts, 20, chunk=7))
 
 
@@ -106,7 +56,7 @@ def test_chunks_neighbours_and_preemption_change_nothing(
     sampling: SamplingParams, tmp_path: Path, engine: Callable[..., Engine]
 ) -> None:
     make_checkpoint(tmp_path)
-    prompts = prompts_of(3, 33, 64, 7)
+    prompts = random_prompts(3, 33, 64, 7)
     machine = engine(str(tmp_path))
     alone = {name: machine.generate({name: prompt}, 12, sampling=sampling)[name] for name, prompt in prompts.items()}
     for chunk in (1, 5, 8, 16, 1 << 30):
@@ -124,7 +74,7 @@ def test_dynamic_rope_gets_prompt_lengths(tmp_path: Path, engine: Callable[..., 
     scaling = {"rope_type": "dynamic", "factor": 4.0, "rope_theta": 10000.0}
     overrides = {"max_position_embeddings": 32, "rope_parameters": scaling, "rope_theta": ...}
     make_checkpoint(tmp_path, config_overrides=overrides)
-    prompts = prompts_of(50, 20)
+    prompts = random_prompts(50, 20)
     machine = engine(str(tmp_path), max_model_len=100)
     whole = machine.generate(prompts, 3)
     assert machine.generate(prompts, 3, chunk=9) == whole
@@ -134,7 +84,7 @@ def test_logprobs_equal_transformers(tmp_path: Path, engine: Callable[..., Engin
     from transformers import AutoModelForCausalLM
 
     make_checkpoint(tmp_path)
-    prompt = prompts_of(9)["p0-9"]
+    prompt = random_prompts(9)["p0-9"]
     machine = engine(str(tmp_path))
     machine.driver.add("a", prompt, SamplingParams(temperature=1.5, seed=3, logprobs=5))
     machine.driver.step({"a": 9})
@@ -151,7 +101,7 @@ def test_logprobs_equal_transformers(tmp_path: Path, engine: Callable[..., Engin
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
 def test_other_precisions_generate(dtype: str, tmp_path: Path, engine: Callable[..., Engine]) -> None:
     make_checkpoint(tmp_path, dtype=dtype)
-    prompts = prompts_of(9, 20)
+    prompts = random_prompts(9, 20)
     machine = engine(str(tmp_path), dtype=dtype)
     found = machine.generate(prompts, 8, chunk=6)
     assert {name: len(ids) for name, ids in found.items()} == dict.fromkeys(prompts, 8)
@@ -164,7 +114,7 @@ def test_padded_rows_of_the_vocabulary_are_never_chosen(tmp_path: Path, engine: 
 
     make_checkpoint(tmp_path, vocab_size=1100, tokenizer_size=1000, edit=lift)
     machine = engine(str(tmp_path))
-    prompts = prompts_of(9, 14, 22)
+    prompts = random_prompts(9, 14, 22)
     assert max(max(ids) for ids in machine.generate(prompts, 10).values()) >= 1000
     machine.executor.collective_rpc("set_vocab_limit", (1000,))
     for sampling in (GREEDY, SamplingParams(temperature=2.0, top_k=1000, seed=1, max_tokens=None)):

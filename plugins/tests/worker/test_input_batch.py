@@ -8,6 +8,8 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from pegboard.testing.fakes import fake_kv_config, hash_model
 from pegboard.testing.mirror import MirrorWorker
@@ -15,6 +17,7 @@ from pegboard.testing.plan_driver import PlanDriver
 from pegboard.wire import ModelRunnerOutput, NewRequestData, SamplingParams, SchedulerOutput
 from pegboard_plugins.worker.input_batch import InputBatch
 from pegboard_plugins.worker.step_inputs import StepBuilder, StepInputs
+from pegboard_plugins.worker.token_counts import ResidentCounts
 
 BLOCK, BLOCKS, SLOTS = 4, 120, 6
 
@@ -144,7 +147,8 @@ def test_sampling_columns_follow_the_request() -> None:
     assert found.num_logprobs.tolist() == [4]
     assert found.positions.tolist() == [1]
     assert found.stop_token_ids == [[7]]
-    assert found.token_ids.tolist() == [[1, 2, 3, 4]]
+    assert found.slots.tolist() == [2]
+    assert found.token_ids[2, :4].tolist() == [1, 2, 3, 4]
 
 
 def test_requests_without_a_seed_get_one_from_engine_seed_and_id() -> None:
@@ -202,3 +206,88 @@ def test_counts_beyond_any_vocabulary_are_as_good_as_the_largest() -> None:
     batch = make_batch()
     batch.enter(entering(0, request_id="\ud800", sampling=SamplingParams(top_k=2**63, min_tokens=2**40, max_tokens=None)))
     assert (batch.columns["top_k"][0], batch.columns["min_tokens"][0]) == (2**31 - 1, 2**31 - 1)
+
+
+def test_what_few_requests_ask_for_is_there_for_their_rows_alone() -> None:
+    batch = make_batch()
+    batch.enter(entering(1, sampling=SamplingParams(logit_bias={9: -2.5, 4: 100.0})))
+    batch.enter(entering(3, sampling=SamplingParams(allowed_token_ids=(8, 2, 8)), request_id="s"))
+    batch.enter(entering(4, bad_word_ids=[[5], [6, 7]], request_id="t"))
+    batch.enter(entering(0, request_id="u"))
+    found = batch.sampling_batch(np.array([0, 4, 3, 1]), np.full(4, 3, np.int32))
+    assert {row: (ids.tolist(), bias.tolist()) for row, (ids, bias) in found.logit_bias.items()} == {3: ([9, 4], [-2.5, 100.0])}
+    assert {row: ids.tolist() for row, ids in found.allowed_token_ids.items()} == {2: [2, 8]}
+    assert {row: list(words) for row, words in found.bad_words.items()} == {1: [[5], [6, 7]]}
+    assert not found.token_counts
+    batch.leave(SchedulerOutput(step_id=3, finished_slots=[1, 4], preempted_slots=[3]))
+    for slot in (1, 3, 4):
+        batch.enter(entering(slot, request_id="v"))
+    again = batch.sampling_batch(np.array([1, 3, 4]), np.full(3, 3, np.int32))
+    assert [again.logit_bias, again.allowed_token_ids, again.bad_words] == [{}, {}, {}]
+
+
+def from_scratch(prompt: list[int], output: list[int]) -> dict[int, int]:
+    return {token: output.count(token) for token in {*prompt, *output}}
+
+
+Operation = tuple[str, int, list[int]]
+actions = st.sampled_from(["enter", "resume", "leave", "sample", "append", "fail"])
+some_tokens = st.lists(st.integers(0, 5), min_size=1, max_size=6)
+operations = st.lists(st.tuples(actions, st.integers(0, 3), some_tokens), max_size=40)
+
+
+@given(operations)
+@settings(max_examples=150, deadline=None)
+def test_counts_that_are_kept_equal_counts_from_scratch(steps: list[Operation]) -> None:
+    """Requests enter, are preempted, come back with their output, leave; tokens come from samples, from plans that know them,
+    from failed rows; not every row samples in every step."""
+    batch = make_batch(max_model_len=400)
+    rows: dict[int, tuple[list[int], list[int]]] = {}
+    resting: list[tuple[list[int], list[int]]] = []
+    for action, slot, tokens in steps:
+        if action in ("enter", "resume") and slot not in rows:
+            prompt, output = resting.pop() if action == "resume" and resting else (tokens, [])
+            params = SamplingParams(presence_penalty=0.5 * (slot % 3))  # those in slots 0 and 3 have none
+            batch.enter(entering(slot, token_ids=prompt + output, prompt_len=len(prompt), sampling=params))
+            rows[slot] = (prompt, output)
+        elif slot not in rows:
+            continue
+        elif action == "leave":
+            batch.leave(SchedulerOutput(step_id=1, preempted_slots=[slot]))
+            resting.append(rows.pop(slot))
+        elif action == "append":
+            batch.enter(SchedulerOutput(step_id=1, token_slots=[slot], token_ids=[[-1, *tokens, -1]]))
+            rows[slot][1].extend(tokens)
+        elif action in ("sample", "fail"):
+            prompt, output = rows[slot]
+            slots, lengths = np.array([slot]), np.array([len(prompt) + len(output)], np.int32)
+            counts = batch.sampling_batch(slots, lengths).token_counts
+            assert set(counts) == ({0} if slot % 3 else set())
+            for each in counts.values():
+                found = dict(zip(each.ids.tolist(), each.output_counts.tolist(), strict=True))
+                assert found == from_scratch(prompt, output)
+                assert (each.ids.dtype, each.output_counts.dtype) == (np.int64, np.int32)
+            batch.append_sampled(slots, lengths, np.array([-1 if action == "fail" else tokens[0]]))
+            output.append(0 if action == "fail" else tokens[0])
+
+
+def test_counts_follow_tokens_that_are_taken_back() -> None:
+    counts = ResidentCounts(prompt_len=2)
+    for known in ([5, 6], [5, 6, 6], [5, 6, 6, 7, 8], [5, 6, 6], [5, 6, 6, 9]):
+        found = counts.of(np.array(known, np.int32))
+        assert dict(zip(found.ids.tolist(), found.output_counts.tolist(), strict=True)) == from_scratch(known[:2], known[2:])
+
+
+def test_counts_grow_with_an_output_of_many_tokens() -> None:
+    counts, known = ResidentCounts(prompt_len=1), [3]
+    for token in range(300):
+        known += [token, 3]
+        found = counts.of(np.array(known, np.int32))
+    assert dict(zip(found.ids.tolist(), found.output_counts.tolist(), strict=True)) == from_scratch([3], known[1:])
+
+
+def test_an_engine_without_a_seed_counts_as_seed_0() -> None:
+    zero, none = make_batch(), make_batch(seed=None)
+    for batch in (zero, none):
+        batch.enter(entering(0))
+    assert zero.seeds[0] == none.seeds[0]

@@ -14,9 +14,9 @@ from pegboard.contracts.attention import AttentionLayer
 from pegboard.testing.reference_attention import ReferenceAttentionBackend
 from pegboard.wire import GrammarOutput, KVCacheConfig, KVCacheGroup, KVCacheSpec, SchedulerOutput
 from pegboard_plugins.worker import dummy_step, memory, threads
+from pegboard_plugins.worker.bitmasks import masks_by_row
 from pegboard_plugins.worker.cache_engine import CacheEngine
 from pegboard_plugins.worker.dtypes import resolve_dtype
-from pegboard_plugins.worker.grammar_mask import mask_logits
 from pegboard_plugins.worker.platforms import CpuPlatform, CudaPlatform, multiplies_bfloat16
 
 SPEC = KVCacheSpec(block_size=16, num_kv_heads=2, head_size=8, dtype="float32")
@@ -160,12 +160,48 @@ def test_dummy_tokens_are_spread_with_the_remainder_first(tokens: int, rows: int
     assert dummy_step.spread(tokens, rows, longest).tolist() == lengths
 
 
-def test_bitmasks_forbid_what_is_not_set() -> None:
-    logits = torch.zeros(2, 40)
-    bits = np.zeros((2, 64), np.uint8)
-    bits[0, [0, 33, 39]] = 1
-    bits[1, 5] = 1
-    bitmask = np.packbits(bits, bitorder="little").tobytes()
-    mask_logits(logits, np.array([7, 3]), GrammarOutput(step_id=1, slots=[3, 99], bitmask=bitmask))
-    assert not logits[0].any(), "slot 7 has no grammar"
-    assert torch.isfinite(logits[1]).nonzero()[:, 0].tolist() == [0, 33, 39]
+def grammar_output(slots: list[int], allowed: list[list[int]], vocab: int = 40, step_id: int = 1) -> GrammarOutput:
+    bits = np.zeros((len(slots), -(-vocab // 32) * 32), np.uint8)
+    for row, ids in enumerate(allowed):
+        bits[row, ids] = 1
+    return GrammarOutput(step_id=step_id, slots=slots, bitmask=np.packbits(bits, bitorder="little").tobytes())
+
+
+def allowed_by(mask: np.ndarray) -> list[int]:
+    return np.flatnonzero(np.unpackbits(mask.view(np.uint8), bitorder="little")).tolist()
+
+
+def test_bitmasks_come_to_the_rows_that_sample() -> None:
+    plan = SchedulerOutput(step_id=1, slots=[7, 5, 3], grammar_slots=[3, 5])
+    masks = masks_by_row(plan, np.array([7, 3]), grammar_output([3, 99], [[0, 33, 39], [5]]), 40)
+    assert {row: allowed_by(mask) for row, mask in masks.items()} == {1: [0, 33, 39]}, "slot 7 has no grammar, slot 5 a chunk"
+
+
+def test_a_bitmask_that_ends_early_forbids_what_is_behind() -> None:
+    plan = SchedulerOutput(step_id=1, slots=[3], grammar_slots=[3])
+    mask = masks_by_row(plan, np.array([3]), grammar_output([3], [[0, 31]], vocab=32), 100)[0]
+    assert len(mask) == 4
+    assert allowed_by(mask) == [0, 31]
+
+
+@pytest.mark.parametrize(
+    ("grammar", "message"),
+    [
+        (None, r"slots \[3\] need a grammar's mask to sample, but none was given"),
+        (grammar_output([7], [[1]]), r"slots \[3\] need a grammar's mask to sample, but there are masks for slots \[7\] only"),
+        (grammar_output([], []), r"slots \[3\] need"),
+        (grammar_output([3], [[1]], step_id=2), "bitmasks of step 2, but step 1 is open"),
+        (GrammarOutput(step_id=1, slots=[3, 7], bitmask=b"1234"), "4 bytes of bitmasks are not 2 rows"),
+        (GrammarOutput(step_id=1, slots=[3], bitmask=b""), "0 bytes"),
+    ],
+)
+def test_a_row_with_a_grammar_never_samples_without_its_mask(grammar: GrammarOutput | None, message: str) -> None:
+    plan = SchedulerOutput(step_id=1, slots=[7, 3], grammar_slots=[3])
+    with pytest.raises(ValueError, match=message):
+        masks_by_row(plan, np.array([7, 3]), grammar, 40)
+
+
+def test_a_grammar_of_a_slot_outside_the_plan_is_refused() -> None:
+    plan = SchedulerOutput(step_id=1, slots=[3], grammar_slots=[4])
+    with pytest.raises(ValueError, match=r"slots \[4\] are said to have a grammar, but are not in the plan"):
+        masks_by_row(plan, np.array([3]), grammar_output([4], [[1]]), 40)

@@ -10,9 +10,11 @@ from pegboard.contracts.worker import WorkerExtension, rpc
 from pegboard.engine.bootstrap import prepare
 from pegboard.plugins import WorkerExtensionProvider, hookimpl
 from pegboard.testing.conformance.worker import WorkerConformance, continuation
-from pegboard.testing.plan_driver import PlanDriver
+from pegboard.testing.plan_driver import PlanDriver, bitmask
 from pegboard.testing.scripted_model import ScriptedPlugin
-from pegboard.wire import KVCacheConfig, KVCacheGroup, World
+from pegboard.wire import GrammarOutput, KVCacheConfig, KVCacheGroup, World
+from pegboard_plugins.worker import dummy_step
+from pegboard_plugins.worker.prompt_logprobs import POSITIONS_AT_ONCE
 from pegboard_plugins.worker.worker import StandardWorker
 
 
@@ -112,6 +114,16 @@ def test_default_budget_follows_the_requests_and_what_extensions_book() -> None:
     assert report.resident > report.activations >= 0
 
 
+def test_what_forks_and_prompt_logprobs_take_is_measured(monkeypatch: pytest.MonkeyPatch) -> None:
+    worker = boot(ScriptedPlugin(max_model_len=64, vocab_size=300), scheduler={"max_num_seqs": 4, "max_num_batched_tokens": 100})
+    model, sizes, copied = worker.runner.model, [], []
+    compute = model.compute_logits
+    monkeypatch.setattr(model, "compute_logits", lambda hidden: sizes.append(len(hidden)) or compute(hidden))
+    monkeypatch.setattr(dummy_step, "copy_for_forks", lambda logits: copied.append(logits.shape))
+    worker.determine_available_memory()
+    assert (sizes, copied) == ([4, POSITIONS_AT_ONCE], [(4, 300)])
+
+
 def test_threads_are_set() -> None:
     boot(blocks=0, executor={"num_threads": 1})
     assert torch.get_num_threads() == 1
@@ -165,6 +177,19 @@ def test_timings_are_counted_while_asked(worker: StandardWorker) -> None:
     assert all(found[stage] > 0 for stage in ("prepare", "metadata", "forward", "sample", "finish"))
     driver.step({"a": 1})
     assert worker.record_timings(False)["steps"] == 0
+
+
+def test_a_step_is_finished_before_the_next(worker: StandardWorker) -> None:
+    driver = drive(worker)
+    driver.add("a", [1, 2, 3])
+    plan = driver.plan({"a": 3}, grammars=["a"])
+    assert worker.execute_model(plan) is None
+    with pytest.raises(ValueError, match="step 1 waits for its second half"):
+        worker.execute_model(driver.plan({}))
+    mask = GrammarOutput(step_id=1, slots=plan.slots, bitmask=bitmask([5], 257))
+    assert worker.sample_tokens(mask).sampled_token_ids == [[5]]
+    with pytest.raises(ValueError, match="no step waits for its second half"):
+        worker.sample_tokens(mask)
 
 
 def test_layers_of_different_shape_are_refused(worker: StandardWorker) -> None:

@@ -200,8 +200,9 @@ class EngineConfig(Section):
     load_format: Annotated[Text, PartName("weight_loader", auto=True)] = Field(
         default="auto", description="weight loader: auto, or a provider's name (dummy: random weights)"
     )
-    seed: Annotated[int, Field(ge=0, le=MAX_INT), BeforeValidator(refuse_bool)] = Field(
-        default=0, description="seeds requests that have no seed, and dummy weights"
+    seed: Annotated[int, Field(ge=0, le=MAX_INT), BeforeValidator(refuse_bool)] | None = Field(
+        default=None,
+        description="seeds requests that have no seed, and dummy weights; default: such requests never repeat, and 0 for weights",
     )
     chat_template: str | None = Field(
         default=None, description="chat template text, or path of a file that holds it; default: the model's own"

@@ -90,4 +90,5 @@ class Model(abc.ABC):
 
     @abc.abstractmethod
     def compute_logits(self, hidden: torch.Tensor) -> torch.Tensor:
-        """[N, hidden_size] to [N, vocab_size]. Called only on the rows that sample."""
+        """[N, hidden_size] to [N, vocab_size]. Called on rows that sample, and on prompt positions whose log probabilities are
+        wanted."""

@@ -43,7 +43,9 @@ class Tokenizer(abc.ABC):
 
     @abc.abstractmethod
     def decode(self, token_ids: Sequence[int], skip_special_tokens: bool = True) -> str:
-        """Ids without a token (padded vocabularies) decode to nothing. Incomplete UTF-8 gives U+FFFD."""
+        """Ids without a token (padded vocabularies) decode to nothing. Bytes that are no UTF-8 give U+FFFD and leave the
+        characters around them alone: more ids only add to a text, apart from up to three U+FFFD at its end that they may
+        complete. Answers are decoded while they grow, and rely on that."""
 
     @abc.abstractmethod
     def token_text(self, token_id: int) -> str | None:
@@ -52,8 +54,8 @@ class Tokenizer(abc.ABC):
     @abc.abstractmethod
     def token_bytes(self, token_id: int) -> bytes | None:
         """What one id stands for inside a text, as UTF-8 bytes that may be part of a character; None for special ids and for
-        ids without a token. Concatenated over ``encode(text, add_special_tokens=False)`` this is the text, but for a space
-        that the tokenizer puts before it."""
+        ids without a token. Concatenated over ``encode(text, add_special_tokens=False)`` this is the text (or for vocabularies
+        that cannot keep every text, what ``decode`` makes of it), but for a space that the tokenizer puts before it."""
 
     @abc.abstractmethod
     def apply_chat_template(

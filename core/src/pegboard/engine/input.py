@@ -4,14 +4,24 @@ is found here, before it can meet others."""
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import msgspec
+
 from pegboard.contracts.tokenizer import Tokenizer
+from pegboard.engine.bad_words import BadWords
+from pegboard.engine.echo import echoed_prompt
+from pegboard.engine.extensions import RequestExtensions
 from pegboard.engine.info import EngineInfo
-from pegboard.engine.prompts import Messages, ParsedPrompt, check_messages, check_token_ids, parse_prompt
-from pegboard.wire import EngineCoreRequest, SamplingParams
+from pegboard.engine.outputs import EchoedPrompt
+from pegboard.engine.prompts import Messages, ParsedPrompt, check_messages, parse_prompt
+from pegboard.engine.room import output_room, truncated
+from pegboard.engine.seeds import RequestSeeds
+from pegboard.engine.token_names import TokenNames
+from pegboard.engine.vocabulary import Vocabulary, check_token_ids
+from pegboard.wire import EngineCoreRequest, GrammarSpec, SamplingParams
 
 Validate = Callable[[EngineCoreRequest], None]
 """Raises ``ValueError`` for what a plugin refuses."""
@@ -19,10 +29,26 @@ Validate = Callable[[EngineCoreRequest], None]
 
 @dataclass(frozen=True, slots=True)
 class ProcessedInput:
-    """A request for the core, and the text it came from (None for token ids)."""
+    """A checked request under its caller's id, still with ``sampling.n`` answers in one; the text it came from (None for token
+    ids); and what ``echo`` shows of the prompt."""
 
     request: EngineCoreRequest
     prompt: str | None
+    echo: EchoedPrompt | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Checks:
+    """What parts and plugins have to say about requests. All of them raise ``ValueError`` for what they refuse.
+
+    ``grammar`` validates the language of ``structured_outputs``; None: nothing can serve any. ``params`` are those of the logits
+    processors in use. ``request`` sees the finished request.
+    """
+
+    extensions: RequestExtensions | None = None
+    grammar: Callable[[GrammarSpec], None] | None = None
+    params: Sequence[Callable[[SamplingParams], None]] = ()
+    request: Validate | None = None
 
 
 class InputProcessor:
@@ -33,14 +59,18 @@ class InputProcessor:
         tokenizer: Tokenizer,
         info: EngineInfo,
         eos_token_ids: Sequence[int] = (),
-        known_ext: Collection[str] = (),
-        validate: Validate | None = None,
+        checks: Checks | None = None,
+        seed: int | None = None,
+        names: TokenNames | None = None,
     ) -> None:
-        """``known_ext``: plugin names whose extension fields a request may carry."""
+        """``seed``: the engine's, from which requests without one get theirs; None draws them from entropy."""
         self._tokenizer, self._info = tokenizer, info
         self._eos = tuple(eos_token_ids)
-        self._known_ext = frozenset(known_ext)
-        self._validate = validate
+        self._checks = checks or Checks()
+        self._seeds = RequestSeeds(seed)
+        self._names = names or TokenNames(tokenizer)
+        self._vocabulary = Vocabulary(info.vocab_size, tokenizer.vocab_size)
+        self._bad_words = BadWords(tokenizer, self._vocabulary.choosable)
 
     def process(
         self,
@@ -49,11 +79,12 @@ class InputProcessor:
         params: SamplingParams,
         *,
         arrival_time: float | None = None,
-        priority: int = 0,
+        priority: int | None = None,
         cache_salt: str | None = None,
         ext: Mapping[str, Any] | None = None,
     ) -> ProcessedInput:
-        """Check everything and tokenize. ``prompt``: see ``pegboard.engine.prompts.Prompt``; extras in a prompt dict win.
+        """Check everything and tokenize. ``prompt``: see ``pegboard.engine.prompts.Prompt``. Extras in a prompt dict win over the
+        arguments, and these over ``params``; the fields of ``ext`` from all three are merged.
 
         Raises:
             ValueError: naming the field, its value, the limit and what to do.
@@ -63,22 +94,30 @@ class InputProcessor:
         if not isinstance(params, SamplingParams):
             raise ValueError(f"sampling_params must be a SamplingParams, got {type(params).__name__}")
         parsed = parse_prompt(prompt)
-        token_ids = self._token_ids(parsed)
-        extensions = {**params.ext, **_check_mapping(ext), **_check_mapping(parsed.extras.get("ext"))}
+        all_ids = self._token_ids(parsed)
+        token_ids = truncated(all_ids, params, self._info)
+        stop_token_ids = self._stop_token_ids(params)
+        bad_word_ids = self._bad_words.token_ids(params.bad_words)
+        self._vocabulary.check_params(params, stop_token_ids, bad_word_ids)
+        sampling = self._sampling(params, ext, parsed.extras)
         request = EngineCoreRequest(
             request_id=request_id,
             prompt_token_ids=token_ids,
-            sampling=params,
-            stop_token_ids=self._stop_token_ids(params),
-            max_tokens=self._max_tokens(len(token_ids), params),
+            sampling=sampling,
+            stop_token_ids=stop_token_ids,
+            max_tokens=output_room(len(token_ids), params, self._info),
             arrival_time=time.time() if arrival_time is None else arrival_time,
-            priority=_check_priority(parsed.extras.get("priority", priority)),
-            cache_salt=_check_salt(parsed.extras.get("cache_salt", cache_salt)),
-            ext=self._check_ext(extensions),
+            priority=_check_priority(_first(parsed.extras.get("priority"), priority, params.priority)),
+            cache_salt=_check_salt(_first(parsed.extras.get("cache_salt"), cache_salt, params.cache_salt)),
+            bad_word_ids=bad_word_ids,
+            grammar=self._grammar(params),
+            ext=sampling.ext,
         )
-        if self._validate is not None:
-            self._validate(request)
-        return ProcessedInput(request, parsed.text)
+        if self._checks.request is not None:
+            self._checks.request(request)
+        written = parsed.text if len(token_ids) == len(all_ids) else None
+        echo = self._echo(token_ids, written, params) if params.echo else None
+        return ProcessedInput(request, parsed.text, echo)
 
     def render_chat(self, messages: Messages, **template_arguments: Any) -> list[int]:
         """Token ids of a conversation. ``template_arguments``: see ``Tokenizer.apply_chat_template``.
@@ -97,50 +136,60 @@ class InputProcessor:
             name, token_ids = "prompt_token_ids", list(parsed.token_ids)
         if not token_ids:
             raise ValueError(f"{name} is empty (zero tokens); give at least one token")
-        return check_token_ids(name if name == "prompt_token_ids" else f"tokens of {name}", token_ids, self._info.vocab_size)
+        return self._vocabulary.check_prompt(name if name == "prompt_token_ids" else f"tokens of {name}", token_ids)
 
-    def _max_tokens(self, prompt_len: int, params: SamplingParams) -> int:
-        """``max_tokens`` with the context limit applied."""
-        limit, reason = self._info.max_tokens, self._info.reason
-        room = limit - prompt_len
-        if room < 1:
-            raise ValueError(
-                f"the prompt has {prompt_len} tokens and leaves no room for output; the limit for prompt and output is "
-                f"{reason}; shorten the prompt to at most {limit - 1} tokens"
-            )
-        if params.max_tokens is not None and params.max_tokens > room:
-            raise ValueError(
-                f"prompt of {prompt_len} tokens + max_tokens={params.max_tokens} = {prompt_len + params.max_tokens} tokens "
-                f"is over the limit of {reason}; lower max_tokens to at most {room}, or give None for as many as fit"
-            )
-        if params.min_tokens > room:
-            raise ValueError(
-                f"min_tokens={params.min_tokens} after a prompt of {prompt_len} tokens is over the limit of {reason}; "
-                f"lower min_tokens to at most {room}"
-            )
-        return room if params.max_tokens is None else params.max_tokens
+    def _echo(self, token_ids: list[int], text: str | None, params: SamplingParams) -> EchoedPrompt:
+        located = params.prompt_logprobs is not None
+        return echoed_prompt(self._tokenizer, self._names, token_ids, text, params.skip_special_tokens, located)
 
     def _stop_token_ids(self, params: SamplingParams) -> list[int]:
-        own = check_token_ids("stop_token_ids", params.stop_token_ids, self._info.vocab_size)
+        own = check_token_ids("stop_token_ids", params.stop_token_ids, self._vocabulary.choosable)
         return list(dict.fromkeys(own if params.ignore_eos else [*self._eos, *own]))
 
-    def _check_ext(self, ext: Mapping[str, Any]) -> dict[str, Any]:
-        for key in ext:
-            if key not in self._known_ext:
-                known = ", ".join(sorted(self._known_ext)) or "none is active"
-                raise ValueError(f"unknown extension field {key!r} in ext; fields are named for active plugins ({known})")
-        return dict(ext)
+    def _sampling(self, params: SamplingParams, ext: Any, extras: Mapping[str, Any]) -> SamplingParams:
+        """``params`` as the engine core gets them: with a seed, the merged and checked ``ext``, and no ``structured_outputs``."""
+        changes: dict[str, Any] = {"structured_outputs": None}
+        given = [e for e in (params.ext, ext, extras.get("ext")) if e is not None and e != {}]
+        if given:
+            changes["ext"] = self._extensions(*given)
+        if params.seed is None:
+            changes["seed"] = self._seeds.draw()
+        sampling = msgspec.structs.replace(params, **changes)
+        for check in self._checks.params:
+            check(sampling)
+        return sampling
+
+    def _extensions(self, *given: Any) -> dict[str, Any]:
+        if self._checks.extensions is None:
+            raise ValueError(f"ext={given[0]!r:.80}: no plugin in use takes fields of requests; leave it out")
+        return self._checks.extensions.check(*given)
+
+    def _grammar(self, params: SamplingParams) -> GrammarSpec | None:
+        if params.structured_outputs is None:
+            return None
+        spec = params.structured_outputs.spec
+        field = f"structured_outputs.{'json' if spec.kind == 'json_schema' else spec.kind}"
+        if self._checks.grammar is None:
+            raise ValueError(
+                f"{field} needs a grammar backend, and there is none: install a plugin that has one, or name it as "
+                "structured_outputs.backend ('pegboard plugins show grammar' lists what is installed)"
+            )
+        try:
+            self._checks.grammar(spec)
+        except ValueError as error:
+            raise ValueError(f"{field}: {error}") from error
+        return spec
 
 
-def _check_mapping(ext: Any) -> Mapping[str, Any]:
-    if ext is not None and not isinstance(ext, Mapping):
-        raise ValueError(f"ext={ext!r:.80} must be a dict from plugin names to their fields")
-    return ext or {}
+def _first(*values: Any) -> Any:
+    return next((value for value in values if value is not None), None)
 
 
 def _check_priority(priority: Any) -> int:
     if isinstance(priority, bool) or not isinstance(priority, int):
         raise ValueError(f"priority={priority!r} must be an integer; smaller is served earlier")
+    if not -(2**63) <= priority < 2**63:
+        raise ValueError(f"priority={priority!r} must be between {-(2**63)} and {2**63 - 1}")
     return priority
 
 

@@ -12,14 +12,16 @@ from pegboard.contracts.tokenizer import Tokenizer
 from pegboard.engine.client import EngineCoreClient, InProcessClient
 from pegboard.engine.core import EngineCore
 from pegboard.engine.defaults import recommended_sampling
-from pegboard.engine.eos import eos_token_ids
 from pegboard.engine.errors import EngineDeadError
-from pegboard.engine.input import InputProcessor, ProcessedInput
+from pegboard.engine.expansion import Expander
+from pegboard.engine.front_end import input_processor
+from pegboard.engine.input import ProcessedInput
 from pegboard.engine.output import OutputProcessor
 from pegboard.engine.outputs import OutputKind, RequestOutput
 from pegboard.engine.prompts import Prompt
 from pegboard.engine.stats import StatLoggers
-from pegboard.wire import EngineCoreRequest, SamplingParams, SchedulerStats
+from pegboard.engine.token_names import TokenNames
+from pegboard.wire import SamplingParams, SchedulerStats
 
 if TYPE_CHECKING:
     from pegboard.config import EngineConfig
@@ -82,16 +84,11 @@ class LLMEngine:
             raise
 
     def _build_front_end(self) -> None:
-        composition, tokenizer = self.composition, self.tokenizer
+        composition, names = self.composition, TokenNames(self.tokenizer)
         self.info = self.client.info
-        self.input = InputProcessor(
-            tokenizer,
-            self.info,
-            eos_token_ids(composition.spec, composition.source, tokenizer),
-            {r.name for r in composition.host.records if r.active},
-            self._validate,
-        )
-        self._outputs = OutputProcessor(tokenizer)
+        self.input = input_processor(composition, self.info, self.tokenizer, names)
+        self._expand = Expander(composition.host)
+        self._outputs = OutputProcessor(self.tokenizer, names)
         self._ended_outside: list[RequestOutput] = []
         self._stat_loggers = StatLoggers(composition.create_all("stat_logger"), self.config.observability.log_interval)
 
@@ -106,9 +103,6 @@ class LLMEngine:
         elif known < embedding:
             self.client.collective_rpc("set_vocab_limit", (known,))
 
-    def _validate(self, request: EngineCoreRequest) -> None:
-        self.composition.host.hook.validate_request(request=request)
-
     # -- requests ----------------------------------------------------------------------------------------------------
 
     def add_request(
@@ -117,16 +111,18 @@ class LLMEngine:
         prompt: Prompt,
         params: SamplingParams | None = None,
         *,
-        kind: OutputKind = OutputKind.CUMULATIVE,
+        kind: OutputKind | None = None,
         arrival_time: float | None = None,
-        priority: int = 0,
+        priority: int | None = None,
         cache_salt: str | None = None,
         ext: Mapping[str, Any] | None = None,
     ) -> None:
-        """Check and queue one request. ``params`` default to ``default_sampling_params()``.
+        """Check and queue one request. ``params`` default to ``default_sampling_params()``, ``kind`` to ``params.output_kind``;
+        for the others see ``InputProcessor.process``.
 
         Raises:
             ValueError: the request is refused; no other request notices.
+            PluginError: a plugin that expands requests gave what cannot be used.
             EngineDeadError: the engine has failed.
         """
         params = params if params is not None else self.default_sampling_params()
@@ -137,21 +133,38 @@ class LLMEngine:
             kind,
         )
 
-    def submit(self, processed: ProcessedInput, kind: OutputKind = OutputKind.CUMULATIVE) -> None:
-        """Queue a request that ``input.process`` has checked. Raises as ``add_request``."""
-        request_id = processed.request.request_id
-        if request_id in self._outputs:
-            raise ValueError(f"request id {request_id!r} is still in use; choose another one, or abort that request first")
-        self.client.add_request(processed.request)
-        self._outputs.add(processed.request, processed.prompt, kind)
+    def submit(self, processed: ProcessedInput, kind: OutputKind | None = None) -> None:
+        """Queue a request that ``input.process`` has checked. Raises as ``add_request``.
+
+        The engine core knows each of its answers by an id of its own (see ``Expander`` and ``core_ids``), so that an id that has
+        ended can be used again at once: nothing that still comes for the earlier request reaches the later one.
+        """
+        request = processed.request
+        if request.request_id in self._outputs:
+            raise ValueError(
+                f"request id {request.request_id!r} is still in use; choose another one, or abort that request first"
+            )
+        answers = self._expand(request)
+        for i, answer in enumerate(answers):
+            try:
+                self.client.add_request(answer)
+            except ValueError:
+                self.client.abort_requests([a.request_id for a in answers[:i]])
+                raise
+        kind = request.sampling.output_kind if kind is None else kind
+        self._outputs.add(request, answers, processed.prompt, kind, processed.echo)
+
+    def core_ids(self, request_id: str) -> list[str]:
+        """Ids under which the engine core, its events and its plugins know the unfinished answers of a request."""
+        return self._outputs.core_ids(request_id)
 
     def abort_request(self, request_ids: str | Iterable[str]) -> None:
-        """End requests. Their last output, with finish_reason "abort", comes from the next ``step``. Ids that are unknown
-        or have ended are ignored."""
+        """End requests, with all their answers. Their last output, with finish_reason "abort", comes from the next ``step``,
+        before any of a request that uses the id again. Ids that are unknown or have ended are ignored."""
         ids = [request_ids] if isinstance(request_ids, str) else request_ids
         known = [i for i in dict.fromkeys(ids) if i in self._outputs]
         if known:
-            self.client.abort_requests(known)
+            self.client.abort_requests([core_id for i in known for core_id in self._outputs.core_ids(i)])
             self._ended_outside += self._outputs.abort(known)
 
     def withdraw(self, request_ids: Iterable[str]) -> None:

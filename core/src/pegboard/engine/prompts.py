@@ -92,19 +92,3 @@ def check_messages(messages: Any) -> Messages:
         if not isinstance(message, Mapping) or not isinstance(message.get("role"), str):
             raise ValueError(f"messages[{i}] must be a dict with a text 'role', got {message!r:.80}")
     return messages
-
-
-def check_token_ids(name: str, token_ids: Sequence[Any], vocab_size: int) -> list[int]:
-    """``token_ids`` as a list of plain ints in ``range(vocab_size)``, or ``ValueError`` naming the first that is not."""
-    ids = token_ids if isinstance(token_ids, list) else list(token_ids)
-    if not ids:
-        return []
-    if set(map(type, ids)) == {int} and min(ids) >= 0 and max(ids) < vocab_size:
-        return list(ids)
-    for i, token_id in enumerate(ids):
-        index = getattr(token_id, "__index__", None)
-        if isinstance(token_id, bool) or index is None:
-            raise ValueError(f"{name}[{i}]={token_id!r:.80} is not a token id; it must be an integer in [0, {vocab_size})")
-        if not 0 <= index() < vocab_size:
-            raise ValueError(f"{name}[{i}]={token_id!r:.80} is not in the model's vocabulary; ids are in [0, {vocab_size})")
-    return [int(t) for t in ids]

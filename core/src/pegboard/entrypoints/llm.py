@@ -51,6 +51,7 @@ class LLM:
         sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
         *,
         use_tqdm: bool | None = None,
+        priority: int | Sequence[int] | None = None,
         cache_salt: str | None = None,
         ext: Mapping[str, Any] | None = None,
     ) -> list[RequestOutput]:
@@ -58,8 +59,9 @@ class LLM:
 
         ``prompts``: one prompt or a list of them (see ``pegboard.engine.prompts.Prompt``); a list of ints is *one*
         prompt, and an empty list is no prompt at all and gives []. ``sampling_params``: one for all, or a list of the same
-        length; default: what the model's generation_config recommends, over ``SamplingParams()``. ``use_tqdm``: a progress
-        bar on stderr; None shows it on a terminal only.
+        length; default: what the model's generation_config recommends, over ``SamplingParams()``. With ``n`` answers to a
+        prompt all of them are in its output. ``priority``: one for all, or a list of the same length; smaller is served
+        earlier. ``use_tqdm``: a progress bar on stderr; None shows it on a terminal only.
 
         All prompts are checked before any runs: one bad prompt raises ``RequestFailed`` (a ``ValueError``) with its ``index``,
         and nothing is generated. A prompt that fails alone while running ends with finish_reason "error" and the message in
@@ -69,10 +71,13 @@ class LLM:
         """
         batch = [prompts] if _is_one_prompt(prompts) else list(prompts)
         params = self._params(sampling_params, len(batch))
+        places = _for_each("priority", priority, int, len(batch))
         processed: list[ProcessedInput] = []
-        for i, (prompt, one) in enumerate(zip(batch, params, strict=True)):
+        for i, (prompt, one, place) in enumerate(zip(batch, params, places, strict=True)):
             try:
-                item = self.engine.input.process(str(next(self._ids)), prompt, one, cache_salt=cache_salt, ext=ext)
+                item = self.engine.input.process(
+                    str(next(self._ids)), prompt, one, priority=place, cache_salt=cache_salt, ext=ext
+                )
             except ValueError as error:
                 raise RequestFailed(i, error) from error
             processed.append(item)
@@ -84,6 +89,9 @@ class LLM:
         sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
         *,
         use_tqdm: bool | None = None,
+        priority: int | Sequence[int] | None = None,
+        cache_salt: str | None = None,
+        ext: Mapping[str, Any] | None = None,
         chat_template: str | None = None,
         add_generation_prompt: bool = True,
         tools: Sequence[Mapping[str, Any]] | None = None,
@@ -109,16 +117,12 @@ class LLM:
                 raise RequestFailed(i, error) from error
             prompts.append(token_ids)
         batch = [{"prompt_token_ids": ids} for ids in prompts]
-        return self.generate(batch, sampling_params, use_tqdm=use_tqdm)
+        return self.generate(batch, sampling_params, use_tqdm=use_tqdm, priority=priority, cache_salt=cache_salt, ext=ext)
 
     def _params(self, params: SamplingParams | Sequence[SamplingParams] | None, count: int) -> list[SamplingParams]:
         if params is None:
-            return [self.get_default_sampling_params()] * count
-        if isinstance(params, SamplingParams):
-            return [params] * count
-        if len(params) != count:
-            raise ValueError(f"{len(params)} sampling_params for {count} prompts; give one for all, or as many as prompts")
-        return list(params)
+            params = self.get_default_sampling_params()
+        return _for_each("sampling_params", params, SamplingParams, count)
 
     def _run(self, processed: Sequence[ProcessedInput], use_tqdm: bool | None) -> list[RequestOutput]:
         """Run to the end; whatever stops it early takes its requests out of the engine."""
@@ -178,6 +182,17 @@ class LLM:
 
     def __exit__(self, *_: object) -> None:
         self.shutdown()
+
+
+def _for_each(name: str, given: Any, kind: type, count: int) -> list[Any]:
+    """``given`` for each of ``count`` prompts: one of its ``kind`` (or None) for all, or a list of as many."""
+    if given is None or isinstance(given, kind):
+        return [given] * count
+    if isinstance(given, str) or not isinstance(given, Sequence):
+        raise ValueError(f"{name}={given!r:.80} must be one {kind.__name__} for all prompts, or a list of them")
+    if len(given) != count:
+        raise ValueError(f"{len(given)} {name} for {count} prompts; give one for all, or as many as prompts")
+    return list(given)
 
 
 def _is_one_prompt(prompts: Any) -> bool:

@@ -31,6 +31,8 @@ LISTED = (
     ("logits_processor", "sampling.logits_processors"),
 )
 """Kinds of which the configuration lists those that are on."""
+RIDING_ALONG = ("event_sink", "stat_logger", "worker_extension")
+"""Kinds that only look on: they are also on for the plugins in ``plugins.enabled``."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -195,9 +197,10 @@ def _check_attention(choices: Choices, path: str, name: str) -> None:
 
 
 def _choose_extensions(choices: Choices) -> dict[str, tuple[Provider, ...]]:
-    """What is listed by name, and everything that rides along from the plugins in ``plugins.enabled``."""
+    """What is listed by name, and everything that rides along from the plugins in ``plugins.enabled``. What changes results has
+    to be named."""
     config, host = choices.config, choices.host
-    found: dict[str, list[Provider]] = {kind: [] for kind in (*(kind for kind, _ in LISTED), "worker_extension")}
+    found: dict[str, list[Provider]] = {kind: [] for kind in {*(kind for kind, _ in LISTED), *RIDING_ALONG}}
     for kind, path in LISTED:
         for name in _value(config, path):
             try:
@@ -206,7 +209,7 @@ def _choose_extensions(choices: Choices) -> dict[str, tuple[Provider, ...]]:
                 choices.problems.append(error)
     for record in host.enabled(config.plugins.enabled):
         for offer in record.offers:
-            provider = host.registry.find(offer.kind, record.name, offer.name) if offer.kind in found else None
+            provider = host.registry.find(offer.kind, record.name, offer.name) if offer.kind in RIDING_ALONG else None
             if provider is not None and provider not in found[offer.kind]:
                 found[offer.kind].append(provider)
     return {kind: tuple(providers) for kind, providers in found.items()}

@@ -70,6 +70,21 @@ class ErraticPreemption(Erratic, PreemptionPolicy):
         return self.draw(tuple, lambda: [self.random.choice(candidates).request_id], lambda: ["nobody"])
 
 
+class Preempts(PreemptionPolicy):
+    """Preempts the running request that ``victim`` names, once."""
+
+    victim: str | None = None
+
+    def victims(self, need: BlockNeed, candidates: Sequence[RequestView], context: SchedulingView) -> Sequence[str]:
+        return ()
+
+    def proactive(self, candidates: Sequence[RequestView], context: SchedulingView) -> Sequence[str]:
+        if self.victim not in [c.request_id for c in candidates]:
+            return ()
+        victim, self.victim = self.victim, None
+        return (victim,)
+
+
 class ErraticQueue(Erratic, KeyedRequestQueue):
     """Loses requests, shows others than it returns, and raises; now and then."""
 

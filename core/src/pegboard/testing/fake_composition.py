@@ -7,6 +7,7 @@ from typing import Any
 
 from pegboard.config import EngineConfig
 from pegboard.contracts.model import ModelSpec
+from pegboard.contracts.model_source import ModelSource
 from pegboard.plugins import PluginHost
 from pegboard.plugins.provider import accepted_arguments
 
@@ -32,12 +33,13 @@ class FakeComposition:
         self, config: EngineConfig, parts: Mapping[str, Callable[..., Any]], spec: ModelSpec | None = None, **several: list[Any]
     ) -> None:
         self.config, self.parts, self.spec = config, dict(parts), spec or fake_spec()
+        self.source = ModelSource("fake", "fake", "fake", "fake", {})
         self.several = several
         self.host = PluginHost.load(discovery=False)
 
     def create(self, kind: str, **available: Any) -> Any:
-        offered = {"config": self.config, "composition": self, "spec": self.spec, "options": None, **available}
-        return self.parts[kind](**accepted_arguments(self.parts[kind], offered))
+        offered = {"config": self.config, "composition": self, "source": self.source, "spec": self.spec, "options": None}
+        return self.parts[kind](**accepted_arguments(self.parts[kind], {**offered, **available}))
 
     def create_all(self, kind: str, **available: Any) -> dict[str, Any]:
         """``several[kind]``: parts that are there already."""

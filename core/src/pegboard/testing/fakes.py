@@ -11,12 +11,14 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from pegboard.contracts.executor import ALL, Executor, ExecutorFailed, Ranks, WorkerError
 from pegboard.contracts.worker import Worker, resolve_method
-from pegboard.testing.mirror import MirrorWorker
+from pegboard.testing.fake_grammars import allowed_by, first_allowed
+from pegboard.testing.mirror import MirrorRow, MirrorWorker
 from pegboard.wire import (
     GrammarOutput,
     KVCacheConfig,
     KVCacheGroup,
     KVCacheSpec,
+    Logprobs,
     MemoryReport,
     ModelRunnerOutput,
     SchedulerOutput,
@@ -54,6 +56,25 @@ def scripted_model(answers: Mapping[tuple[int, ...], Sequence[int]], then: int =
     return next_token
 
 
+VARIANT = "variant"
+"""Key of a request's ``ext``. Requests with one prompt and distinct variants get distinct answers."""
+
+
+def variant_of(next_token: NextToken, ext: Mapping[str, Any]) -> NextToken:
+    """``next_token`` as a request with ``ext`` sees it: another model for each variant."""
+    variant = ext.get(VARIANT)
+    return next_token if variant is None else lambda token_ids: next_token([variant, *token_ids])
+
+
+def fake_prompt_logprobs(token_ids: Sequence[int]) -> list[Logprobs]:
+    """Entries for all tokens but the first, each of which depends on all tokens up to its own."""
+    entries, prefix = [], 0
+    for token in token_ids:
+        prefix = zlib.crc32(token.to_bytes(8, "little", signed=True), prefix)
+        entries.append(Logprobs([token], [-(prefix % 1000) / 100], 1))
+    return entries[1:]
+
+
 def fake_kv_config(num_blocks: int, block_size: int = 16, num_groups: int = 1, num_host_blocks: int = 0) -> KVCacheConfig:
     """``num_blocks`` counts the null block."""
     spec = KVCacheSpec(block_size=block_size, num_kv_heads=1, head_size=8, dtype="float32")
@@ -65,8 +86,8 @@ class FakeRunner:
     """Computes plans with ``next_token`` in place of a model, and keeps a KV cache whose entries stand for whole prefixes.
 
     Before it samples it reads the cache through the request's block tables, and raises ``AssertionError`` unless every entry
-    is the one that this request needs: a block freed too early, shared wrongly or found under a wrong key shows at once.
-    ``propose`` gives draft tokens after each sample; drafts that agree with ``next_token`` are accepted.
+    is the one that this request needs: a block freed too early, shared wrongly, copied at the wrong time or found under a wrong
+    key shows at once. ``propose`` gives draft tokens after each sample; drafts that agree with ``next_token`` are accepted.
     """
 
     def __init__(self, mirror: MirrorWorker, next_token: NextToken, propose: Callable[[Sequence[int]], list[int]] | None = None):
@@ -77,9 +98,12 @@ class FakeRunner:
         self._cache: dict[tuple[int, int], list[int]] = {}
         self._prefixes: dict[int, list[int]] = {}
 
-    def execute_model(self, plan: SchedulerOutput) -> ModelRunnerOutput:
+    def execute_model(self, plan: SchedulerOutput, grammar: GrammarOutput | None = None) -> ModelRunnerOutput:
+        """Both halves of a step. ``grammar``: masks for ``plan.grammar_slots``."""
         plan = self.mirror.apply(plan)
         self.num_steps += 1
+        assert plan.grammar_slots == (grammar.slots if grammar is not None else []), "masks for other rows than the plan lists"
+        assert grammar is None or grammar.step_id == plan.step_id, "masks of another step"
         self._copy_blocks(plan)
         for new in plan.new_requests:
             self._prefixes[new.slot] = []
@@ -88,12 +112,18 @@ class FakeRunner:
         kept: list[list[int]] = []
         for index, slot in enumerate(plan.slots):
             row, proposed = self.mirror.rows[slot], drafts.get(slot, [])
-            self._write(slot, row.token_ids + proposed, plan.num_computed_tokens[index], plan.num_scheduled_tokens[index])
+            computed, count = plan.num_computed_tokens[index], plan.num_scheduled_tokens[index]
+            self._write(slot, row.token_ids + proposed, computed, count)
+            if row.sampling.prompt_logprobs is not None and computed < row.prompt_len - 1 and count:
+                entries = fake_prompt_logprobs(row.token_ids[: row.prompt_len])
+                output.prompt_logprobs[index] = entries[computed : computed + count]
             tokens: list[int] = []
             if row.request_id in self.fail_rows:
                 output.errors[index] = self.fail_rows[row.request_id]
             elif plan.num_to_sample[index]:
-                tokens = self._sample(row.token_ids, proposed)
+                tokens = self._sample(row, proposed)
+                if grammar is not None and slot in grammar.slots:
+                    tokens = [first_allowed(tokens[0], allowed_by(grammar, slot))]
             output.sampled_token_ids.append(tokens)
             kept.append(tokens or [0] * min(1, plan.num_to_sample[index]))  # plans made already may go on with a failed row
             if self.propose is not None:
@@ -101,28 +131,30 @@ class FakeRunner:
         self.mirror.sampled(plan, kept)
         return output
 
-    def _sample(self, token_ids: list[int], proposed: list[int]) -> list[int]:
-        tokens = [self.next_token(token_ids)]
+    def _sample(self, row: MirrorRow, proposed: list[int]) -> list[int]:
+        next_token, token_ids = variant_of(self.next_token, row.ext), row.token_ids
+        tokens = [next_token(token_ids)]
         for draft in proposed:
             if draft != tokens[-1]:
                 break
-            tokens.append(self.next_token(token_ids + tokens))
+            tokens.append(next_token(token_ids + tokens))
         return tokens
 
     def _write(self, slot: int, token_ids: list[int], computed: int, count: int) -> None:
-        """Fill the cache for ``count`` tokens after ``computed``, and check all that came before."""
-        prefixes = self._prefixes[slot]
+        """Fill the cache for ``count`` tokens after ``computed``, and check all that came before, but for a block that the next
+        plan will fill by a copy."""
+        row, prefixes, size = self.mirror.rows[slot], self._prefixes[slot], self.mirror.block_size
         del prefixes[computed:]  # rejected drafts
         for token in token_ids[len(prefixes) : computed + count]:
             prefixes.append(zlib.crc32(token.to_bytes(8, "little", signed=True), prefixes[-1] if prefixes else 0))
-        size = self.mirror.block_size
-        for group, blocks in enumerate(self.mirror.rows[slot].block_ids):
-            for place, block_id in enumerate(blocks[: -(-len(prefixes) // size)]):
+        num_blocks = len(prefixes) // size if row.due_copies else -(-len(prefixes) // size)
+        for group, blocks in enumerate(row.block_ids):
+            for place, block_id in enumerate(blocks[:num_blocks]):
                 start = place * size
                 entry = self._cache.setdefault((group, block_id), [0] * size)
                 first = min(max(computed - start, 0), size)
                 assert entry[:first] == prefixes[start : start + first], (
-                    f"slot {slot} ({self.mirror.rows[slot].request_id!r}): block {block_id} (place {place}) holds other data"
+                    f"slot {slot} ({row.request_id!r}): block {block_id} (place {place}) holds other data"
                 )
                 fresh = prefixes[start + first : start + size]
                 entry[first : first + len(fresh)] = fresh
@@ -159,9 +191,11 @@ class BootingWorker(Worker):
 
 
 class RunnerWorker(BootingWorker):
-    """A worker around ``FakeRunner``: answers every declared method of the step."""
+    """A worker around ``FakeRunner``: answers every declared method of the step. A step with grammar rows is computed in its
+    second half."""
 
     runner: FakeRunner
+    _half: SchedulerOutput | None = None
 
     def get_kv_cache_specs(self) -> dict[str, KVCacheSpec]:
         size = self.config.kv_cache.block_size
@@ -174,10 +208,16 @@ class RunnerWorker(BootingWorker):
         self.runner = FakeRunner(mirror, hash_model(self.composition.spec.vocab_size))
 
     def execute_model(self, plan: SchedulerOutput) -> ModelRunnerOutput | None:
+        if plan.grammar_slots:
+            self._half = plan
+            return None
         return self.runner.execute_model(plan)
 
     def sample_tokens(self, grammar: GrammarOutput | None) -> ModelRunnerOutput:
-        raise RuntimeError("a fake worker samples in execute_model")
+        plan, self._half = self._half, None
+        if plan is None:
+            raise ValueError("sample_tokens: no step waits for its second half")
+        return self.runner.execute_model(plan, grammar)
 
 
 class FakeExecutor(Executor):

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import msgspec
 
 from pegboard.contracts.kv_allocator import NULL_BLOCK
-from pegboard.wire import PLACEHOLDER_TOKEN, KVCacheConfig, NewRequestData, SchedulerOutput
+from pegboard.wire import PLACEHOLDER_TOKEN, KVCacheConfig, NewRequestData, SamplingParams, SchedulerOutput
 
 _ENCODER = msgspec.msgpack.Encoder()
 _DECODER = msgspec.msgpack.Decoder(SchedulerOutput)
@@ -16,7 +17,8 @@ _DECODER = msgspec.msgpack.Decoder(SchedulerOutput)
 
 @dataclass(slots=True)
 class MirrorRow:
-    """One resident request. ``num_computed`` tokens of ``token_ids`` are in the KV cache after the last plan."""
+    """One resident request. ``num_computed`` tokens of ``token_ids`` are in the KV cache after the last plan, but for those in
+    the blocks of ``due_copies``: (source, destination) pairs that the next plan has to copy for it."""
 
     request_id: str
     token_ids: list[int]
@@ -24,6 +26,9 @@ class MirrorRow:
     block_ids: list[list[int]]
     num_computed: int
     stop_token_ids: list[int] = field(default_factory=list)
+    sampling: SamplingParams = field(default_factory=SamplingParams)
+    ext: dict[str, Any] = field(default_factory=dict)
+    due_copies: list[tuple[int, int]] = field(default_factory=list)
 
 
 class MirrorWorker:
@@ -59,9 +64,10 @@ class MirrorWorker:
         self._leave(received)
         self._move_blocks(received)
         for new in received.new_requests:
-            self._enter(new)
+            self._enter(new, new.slot in received.fork_slots)
         self._append(received)
         self._check_rows(received)
+        self._check_forks(received)
         return received
 
     def _leave(self, plan: SchedulerOutput) -> None:
@@ -81,15 +87,22 @@ class MirrorWorker:
                 assert 0 < source < sources, f"{name}: no block {source}"
                 assert 0 < destination < destinations, f"{name}: no block {destination}"
             assert len({d for _, d in pairs}) == len(pairs), f"{name}: two blocks go to one place"
+        chained = {s for s, _ in plan.block_copies} & {d for _, d in plan.block_copies}
+        assert not chained, f"block_copies: what comes out depends on their order; blocks {chained} are copied from and to"
+        for slot, row in self.rows.items():
+            missing = set(row.due_copies) - set(plan.block_copies)
+            assert not missing, f"slot {slot} was forked in the last plan, and this one does not make the copies {missing}"
+            row.due_copies = []
 
-    def _enter(self, new: NewRequestData) -> None:
+    def _enter(self, new: NewRequestData, forked: bool) -> None:
         assert 0 <= new.slot < self.max_num_seqs, f"no slot {new.slot}"
         assert new.slot not in self.rows, f"slot {new.slot} is taken by {self.rows[new.slot].request_id!r}"
         assert new.request_id not in {row.request_id for row in self.rows.values()}, f"{new.request_id!r} enters twice"
         assert len(new.block_ids) == len(self.kv_config.groups), "one block table per KV-cache group"
         assert 0 < new.prompt_len <= len(new.token_ids), "prompt longer than the tokens"
         assert PLACEHOLDER_TOKEN not in new.token_ids, "a new request with unknown tokens"
-        assert 0 <= new.num_computed_tokens < len(new.token_ids), "a new request with nothing to compute"
+        known = len(new.token_ids)
+        assert 0 <= new.num_computed_tokens < known + forked, "a new request with nothing to compute"
         self._check_blocks(new.block_ids)
         self.rows[new.slot] = MirrorRow(
             request_id=new.request_id,
@@ -98,6 +111,8 @@ class MirrorWorker:
             block_ids=[list(blocks) for blocks in new.block_ids],
             num_computed=new.num_computed_tokens,
             stop_token_ids=list(new.stop_token_ids),
+            sampling=new.sampling,
+            ext=new.ext,
         )
 
     def _append(self, plan: SchedulerOutput) -> None:
@@ -126,6 +141,7 @@ class MirrorWorker:
         assert entered <= set(plan.slots), "a request enters the batch and computes nothing"
         drafts = dict(zip(plan.spec_slots, plan.spec_token_ids, strict=True))
         assert drafts.keys() <= set(plan.slots), "drafts for a row that is not in the plan"
+        forked = set(plan.fork_slots)
         written: dict[tuple[int, int], int] = {}
         begins = {slot: row.num_computed for slot, row in self.rows.items()}
         for slot, count, computed, num_to_sample in zip(
@@ -133,7 +149,10 @@ class MirrorWorker:
         ):
             row, num_drafts = self.rows[slot], len(drafts.get(slot, ()))
             end, known = computed + count, len(row.token_ids) + num_drafts
-            assert count > num_drafts >= 0, f"slot {slot} computes {count} tokens, of them {num_drafts} drafts"
+            if slot in forked:
+                assert count == num_drafts == 0, f"slot {slot} is forked and computes {count} tokens"
+            else:
+                assert count > num_drafts >= 0, f"slot {slot} computes {count} tokens, of them {num_drafts} drafts"
             assert computed == row.num_computed, f"slot {slot}: {computed} computed by the plan, {row.num_computed} really"
             assert end <= known, f"slot {slot} computes up to {end} of {known} tokens"
             assert num_to_sample == (1 + num_drafts if end == known else 0), f"slot {slot} samples {num_to_sample} tokens"
@@ -142,7 +161,31 @@ class MirrorWorker:
             for block in self._written_by(slot, computed, end):
                 assert written.setdefault(block, slot) == slot, f"two rows write block {block}"
             row.num_computed = end
-        self._check_shared(written, begins)
+        copied = {(group, block) for _, block in plan.block_copies for group in range(len(self.kv_config.groups))}
+        self._check_shared(written, begins, copied)
+
+    def _check_forks(self, plan: SchedulerOutput) -> None:
+        """A forked row enters with its source's prompt, all of which it counts as computed, in a plan whose last prompt token
+        the source row computes. Its partial block is due in the next plan."""
+        assert len(set(plan.fork_slots)) == len(plan.fork_slots), "a slot is forked twice"
+        row_of = {slot: index for index, slot in enumerate(plan.slots)}
+        entered = {new.slot for new in plan.new_requests}
+        for slot, origin in zip(plan.fork_slots, plan.fork_sources, strict=True):
+            place = f"slot {slot}, forked from {origin}"
+            assert slot in entered, f"{place}, was in the batch already"
+            assert {slot, origin} <= row_of.keys(), f"{place}: both need a row"
+            assert origin not in plan.fork_slots, f"{place}: the source computes nothing"
+            row, source = self.rows[slot], self.rows[origin]
+            assert row.token_ids == source.token_ids[: source.prompt_len], f"{place}, has another prompt"
+            assert row.prompt_len == source.prompt_len == len(source.token_ids) == source.num_computed, (
+                f"{place}, which does not end its prompt in this plan"
+            )
+            assert plan.num_to_sample[row_of[slot]] == plan.num_to_sample[row_of[origin]] == 1, f"{place}: both sample one token"
+            full, partial = divmod(row.prompt_len, self.block_size)
+            for blocks, originals in zip(row.block_ids, source.block_ids, strict=True):
+                assert blocks[:full] == originals[:full], f"{place}, does not share its full blocks"
+                if partial:
+                    row.due_copies.append((originals[full], blocks[full]))
 
     def _written_by(self, slot: int, first: int, end: int) -> list[tuple[int, int]]:
         """(group, block) pairs that hold the tokens from ``first`` to before ``end``."""
@@ -152,11 +195,15 @@ class MirrorWorker:
     def written_blocks(self, plan: SchedulerOutput) -> set[tuple[int, int]]:
         """(group, block) pairs that the plan applied last writes."""
         rows = zip(plan.slots, plan.num_scheduled_tokens, plan.num_computed_tokens, strict=True)
-        return {block for slot, count, computed in rows for block in self._written_by(slot, computed, computed + count)}
+        computed = {block for slot, count, begin in rows for block in self._written_by(slot, begin, begin + count)}
+        return computed | {(group, block) for group in range(len(self.kv_config.groups)) for _, block in plan.block_copies}
 
-    def _check_shared(self, written: dict[tuple[int, int], int], begins: dict[int, int]) -> None:
+    def _check_shared(self, written: dict[tuple[int, int], int], begins: dict[int, int], copied: set[tuple[int, int]]) -> None:
         """A block that is written belongs to the writer alone, or the step fills it and the others only read it: they
-        count all of it as computed (``begins``: tokens computed before the step)."""
+        count all of it as computed (``begins``: tokens computed before the step). One that is ``copied`` to is nobody else's."""
+        held = [(group, block) for row in self.rows.values() for group, blocks in enumerate(row.block_ids) for block in blocks]
+        for block in copied:
+            assert held.count(block) < 2, f"block {block} is copied to and belongs to several requests"
         writers = {block_id: slot for (_, block_id), slot in written.items()}
         for slot, row in self.rows.items():
             for place, block_id in ((p, b) for blocks in row.block_ids for p, b in enumerate(blocks)):

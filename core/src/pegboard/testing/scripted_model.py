@@ -82,7 +82,9 @@ class ScriptedModel(Model):
         context: ForwardContext,
         intermediate: Mapping[str, torch.Tensor] | None = None,
     ) -> torch.Tensor:
-        """Hidden states name the row, in order, that a row's last token belongs to."""
+        """The hidden state of a token names its row, in order, and how many tokens of it end there."""
+        import numpy as np
+
         time.sleep(self.delay)
         hidden = input_ids.new_zeros(len(input_ids), _HEAD_SIZE).to(self.dtype)
         self._histories = []
@@ -91,19 +93,24 @@ class ScriptedModel(Model):
         step: CommonAttentionMetadata = context.metadata
         cache = context.kv_caches[_NAME]
         cache.view(-1, _HEAD_SIZE)[step.slot_mapping, :_DIGITS] = _digits(input_ids).to(cache.dtype)
-        for row, (table, length) in enumerate(zip(step.block_table, step.seq_lens.tolist(), strict=True)):
+        for table, length in zip(step.block_table, step.seq_lens.tolist(), strict=True):
             blocks = table[: -(-length // step.block_size)]
             kept = _numbers(cache[blocks].view(-1, _HEAD_SIZE)[:length]) if int(blocks[0]) != NULL_BLOCK else []
             self._histories.append(kept)
-            hidden[int(step.query_start_loc[row + 1]) - 1, :_DIGITS] = _digits(input_ids.new_tensor([row])).to(self.dtype)
+        rows = np.repeat(np.arange(step.num_rows), np.diff(step.query_start_loc))
+        hidden[:, :_DIGITS] = _digits(positions.new_tensor(rows)).to(self.dtype)
+        hidden[:, _DIGITS : 2 * _DIGITS] = _digits(positions + 1).to(self.dtype)
         return hidden
 
     def compute_logits(self, hidden: torch.Tensor) -> torch.Tensor:
+        """10 for the next token, 0 for all others. Where a prompt that has no script yet goes on, all are 0."""
         logits = hidden.new_zeros(len(hidden), self.spec.vocab_size)
-        for i, row in enumerate(_numbers(hidden)):
+        for i, (row, count) in enumerate(zip(_numbers(hidden), _numbers(hidden[:, _DIGITS:]), strict=True)):
             history = self._histories[row] if self._histories else []
-            if history:  # a row in the null block is a warm-up's
-                token = self.next_token(history)
+            if not history:  # a row in the null block is a warm-up's
+                continue
+            with contextlib.suppress(*([KeyError] if count < len(history) else ())):
+                token = self.next_token(history[:count])
                 logits[i, token if token != NAN else 0] = 10.0 if token != NAN else float("nan")
         return logits
 

@@ -1,12 +1,12 @@
-"""A byte-level BPE tokenizer of any size from 260 tokens up, made without training data: the same bytes on every machine."""
+"""BPE tokenizers of any size, byte-level or with byte fallback, made without training data: the same bytes on every machine."""
 
 from __future__ import annotations
 
 import itertools
 import json
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
-from string import ascii_lowercase, digits
+from string import ascii_letters, ascii_lowercase, digits, punctuation
 
 EOS, BOS, IM_START, IM_END = 0, 1, 2, 3
 SPECIAL_TOKENS = ("<|endoftext|>", "<|begin|>", "<|im_start|>", "<|im_end|>")
@@ -30,16 +30,31 @@ _WORDS = (  # noqa: SIM905 - a list of words reads worse
 
 
 def write_tokenizer(
-    folder: str | Path, *, size: int = 1000, bos: bool = False, chat_template: str | None = CHAT_TEMPLATE
+    folder: str | Path,
+    *,
+    size: int = 1000,
+    bos: bool = False,
+    byte_fallback: bool = False,
+    chat_template: str | None = CHAT_TEMPLATE,
 ) -> None:
-    """Write tokenizer.json and tokenizer_config.json of ``size`` tokens; ``bos``: encoding puts the BOS token in front."""
-    from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, processors
+    """Write tokenizer.json and tokenizer_config.json of ``size`` tokens; ``bos``: encoding puts the BOS token in front.
+
+    The kind is byte-level BPE, from 260 tokens up. ``byte_fallback``: one as converted from SentencePiece, from 355 tokens up:
+    "▁" stands for a space, one is put before each text, and what is not ASCII comes in tokens of single bytes.
+    """
+    from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors
 
     folder = Path(folder)
-    vocab, merges = _vocabulary(size)
-    tokenizer = Tokenizer(models.BPE(vocab=vocab, merges=merges))
-    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    tokenizer.decoder = decoders.ByteLevel()
+    space = "▁" if byte_fallback else "Ġ"  # how each kind spells a leading space
+    vocab, merges = _vocabulary(_byte_tokens() if byte_fallback else sorted(pre_tokenizers.ByteLevel.alphabet()), space, size)
+    tokenizer = Tokenizer(models.BPE(vocab=vocab, merges=merges, byte_fallback=byte_fallback))
+    if byte_fallback:
+        tokenizer.normalizer = normalizers.Sequence([normalizers.Prepend(space), normalizers.Replace(" ", space)])
+        steps = [decoders.Replace(space, " "), decoders.ByteFallback(), decoders.Fuse(), decoders.Strip(" ", 1, 0)]
+        tokenizer.decoder = decoders.Sequence(steps)
+    else:
+        tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+        tokenizer.decoder = decoders.ByteLevel()
     tokenizer.add_special_tokens([AddedToken(token, normalized=False, special=True) for token in SPECIAL_TOKENS])
     if bos:
         tokenizer.post_processor = processors.TemplateProcessing(
@@ -61,27 +76,32 @@ def write_tokenizer(
     (folder / "tokenizer_config.json").write_text(json.dumps(config, indent=2))
 
 
-def _vocabulary(size: int) -> tuple[dict[str, int], list[tuple[str, str]]]:
-    """Special tokens, the 256 bytes, then the prefixes of common words (each with a leading space), then pairs of characters."""
-    from tokenizers import pre_tokenizers
+def _byte_tokens() -> list[str]:
+    """A token for each byte, and one for each printable character of ASCII."""
+    return [*(f"<0x{byte:02X}>" for byte in range(256)), "▁", *ascii_letters, *digits, *punctuation]
 
-    vocab = {token: i for i, token in enumerate((*SPECIAL_TOKENS, *sorted(pre_tokenizers.ByteLevel.alphabet())))}
+
+def _vocabulary(single: Iterable[str], space: str, size: int) -> tuple[dict[str, int], list[tuple[str, str]]]:
+    """Special tokens, the ``single`` bytes or characters, then prefixes of common words (each with a leading space), then pairs
+    of characters."""
+    vocab = {token: i for i, token in enumerate((*SPECIAL_TOKENS, *single))}
+    smallest = len(vocab)
     merges = []
-    for left, right in _merges():
+    for left, right in _merges(space):
         if len(vocab) >= size:
             break
         if left + right not in vocab:
             vocab[left + right] = len(vocab)
             merges.append((left, right))
     if len(vocab) != size:
-        raise ValueError(f"tokenizer size {size} is outside the possible range, 260 to about {len(vocab)}")
+        raise ValueError(f"tokenizer size {size} is outside the possible range, {smallest} to about {len(vocab)}")
     return vocab, merges
 
 
-def _merges() -> Iterator[tuple[str, str]]:
+def _merges(space: str) -> Iterator[tuple[str, str]]:
     for word in _WORDS:
-        text = "Ġ" + word  # how byte-level BPE spells a leading space
+        text = space + word
         for i in range(1, len(text)):
             yield text[:i], text[i]
     yield from itertools.product(ascii_lowercase + digits, repeat=2)
-    yield from (("Ġ", character) for character in digits)
+    yield from ((space, character) for character in digits)

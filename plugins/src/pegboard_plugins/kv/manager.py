@@ -122,7 +122,7 @@ class StandardKVCacheManager(KVCacheManager):
 
     def fork(self, parent_id: str, child_id: str, num_tokens: int) -> Fork | None:
         parent = self._tables[parent_id]
-        assert child_id not in self._tables, f"request {child_id!r} has blocks already"
+        assert not self.num_blocks_of(child_id), f"request {child_id!r} has blocks already"
         num_full, partial = divmod(num_tokens, self.block_size)
         assert num_full + bool(partial) <= len(parent.blocks[0]), "the parent holds fewer tokens than its child is to get"
         fresh = self.allocator.take(self.num_groups) if partial else [0] * self.num_groups

@@ -48,7 +48,7 @@ class DummyLoader(WeightLoader):
     """Asks the composed model for the names and shapes of its checkpoint; opens no file."""
 
     def __init__(self, config: EngineConfig, composition: Composition) -> None:
-        self.seed = config.seed
+        self.seed = config.seed or 0
         self.model_provider = composition.parts["model"]
 
     @contextmanager

@@ -16,15 +16,10 @@ from __future__ import annotations
 import hashlib
 
 import numpy as np
-import torch
 
 _GAMMA = np.uint64(0x9E3779B97F4A7C15)
 _MIX_1 = np.uint64(0xBF58476D1CE4E5B9)
 _MIX_2 = np.uint64(0x94D049BB133111EB)
-BLOCK = 256
-"""Ids that race together before their block races against the others; any value gives the same distribution."""
-_BLOCK_KEYS = 1 << 32
-"""Blocks draw from other numbers than tokens do: their keys begin where ids end."""
 
 
 def _mix(z: np.ndarray) -> np.ndarray:
@@ -62,29 +57,3 @@ def request_seed(engine_seed: int, request_id: str) -> int:
     name = request_id.encode("utf-8", "surrogatepass")  # ids are any text
     digest = hashlib.blake2b(name, digest_size=8, key=engine_seed.to_bytes(16, "little", signed=True))
     return int.from_bytes(digest.digest(), "little")
-
-
-def draw_all(weights: torch.Tensor, seeds: np.ndarray, positions: np.ndarray) -> np.ndarray:
-    """Draw from whole rows: [R, V] non-negative weights to [R] ids.
-
-    Two races, between blocks of ids and inside the winner, need a few hundred numbers per row instead of V.
-    """
-    sums = block_sums(weights)
-    block = race(sums, seeds, positions, np.arange(sums.shape[1]) + _BLOCK_KEYS)
-
-    columns = block[:, None] * BLOCK + np.arange(BLOCK)
-    exists = columns < weights.shape[1]
-    columns = np.where(exists, columns, 0)
-    inside = weights.gather(1, torch.from_numpy(columns).to(weights.device)).cpu().numpy()
-    chosen = race(np.where(exists, inside, 0.0).astype(np.float64), seeds, positions, columns)
-    return columns[np.arange(len(columns)), chosen]
-
-
-def block_sums(weights: torch.Tensor) -> np.ndarray:
-    """[R, ceil(V / BLOCK)] float64 sums over blocks of ids, by the same additions whatever R is."""
-    rows, size = weights.shape
-    full = size - size % BLOCK
-    sums = [weights[:, :full].reshape(rows, -1, BLOCK).sum(-1)]
-    if full < size:
-        sums.append(weights[:, full:].sum(-1, keepdim=True))
-    return torch.cat(sums, dim=1).cpu().numpy().astype(np.float64)

@@ -1,18 +1,11 @@
-"""The standard sampler: greedy, temperature, min-p, top-k, top-p, penalties, seeds, log probabilities.
+"""The standard sampler. The order of operations is that of ``pegboard.contracts.sampler.Sampler``.
 
-The order is fixed:
-
-1. raw log probabilities are noted;
-2. stop ids of rows that have not reached ``min_tokens`` are forbidden;
-3. penalties: repetition on prompt and output, presence and frequency on the output;
-4. greedy rows take the first of the highest logits; the others are divided by their temperature;
-5. min-p, then top-k, then top-p on what those left;
-6. what is left races, timed by numbers that are a function of (seed, output position, token id): see ``random``.
+Each row pays for what it asks for: rows that only want their highest logit are read once and never written, whatever their
+neighbours want; operations that concern few ids of few rows touch those alone; and what is as wide as the vocabulary is done on
+the device that holds the logits.
 """
 
 from __future__ import annotations
-
-from dataclasses import dataclass
 
 import numpy as np
 import torch
@@ -20,172 +13,122 @@ import torch
 from pegboard.config import EngineConfig
 from pegboard.contracts.sampler import Sampler, SamplerOutput, SamplingBatch
 from pegboard.wire import SamplingParams
+from pegboard_plugins.sampling.bias import add_bias
+from pegboard_plugins.sampling.constraints import constrained_rows, forbid, no_token_is_allowed
+from pegboard_plugins.sampling.device_draw import draw_on_device
+from pegboard_plugins.sampling.draws import Draws
+from pegboard_plugins.sampling.host_draw import draw_on_host
 from pegboard_plugins.sampling.logprobs import RawLogprobs
-from pegboard_plugins.sampling.penalties import apply_penalties, has_penalties, mask_stop_tokens
-from pegboard_plugins.sampling.random import block_sums, draw_all, race
-from pegboard_plugins.sampling.top_k_top_p import CANDIDATES, nucleus, top_candidates
-
-_ROWS_AT_ONCE = 32
-"""Random rows are worked on in portions of this size, which bounds the float32 scratch memory."""
-
-_CANDIDATES_AT_ONCE = 1 << 16
-"""Candidates of all rows together that are sorted and summed in one portion."""
+from pegboard_plugins.sampling.penalties import apply_penalties, has_penalties
+from pegboard_plugins.sampling.processors import Concern, concerns
+from pegboard_plugins.sampling.working_rows import WorkingRows
 
 
 class DefaultSampler(Sampler):
-    """Stateless; works on any device. What is as wide as the vocabulary stays on the device, what is small goes to the host."""
+    """Stateless; works on any device and with logits of any floating type."""
 
     def __init__(self, config: EngineConfig | None = None) -> None:
         self.config = config
 
+    @torch.inference_mode()
     def sample(self, logits: torch.Tensor, batch: SamplingBatch) -> SamplerOutput:
-        logits = logits[:, : batch.vocab_limit]
+        logits = logits.detach()
+        size = min(batch.vocab_limit, logits.shape[1])
         output = SamplerOutput(np.full(len(logits), -1, np.int64))
         wanted = np.flatnonzero(batch.num_logprobs >= 0)
-        raw = RawLogprobs(logits, wanted, batch) if wanted.size else None
-
-        greedy = batch.temperature <= SamplingParams.GREEDY_TEMPERATURE
-        changed = has_penalties(batch) | (batch.positions < batch.min_tokens)
-        plain = greedy & ~changed
-        if plain.all():  # nothing to change or to draw: no copy, no index
-            self._take_highest(logits, np.arange(len(logits)), output)
-        else:
-            if plain.any():
-                self._take_highest(_select(logits, np.flatnonzero(plain)), np.flatnonzero(plain), output)
-            others = np.flatnonzero(~plain)
-            for begin in range(0, len(others), _ROWS_AT_ONCE):
-                self._choose(logits, others[begin : begin + _ROWS_AT_ONCE], greedy, changed, batch, output)
+        raw = RawLogprobs(logits[:, :size], wanted, batch) if wanted.size else None
+        _Step(logits, size, batch, output).run()
         if raw is not None:
             output.logprobs = raw.chosen(output.token_ids, set(output.errors))
         return output
 
-    def _choose(
-        self,
-        logits: torch.Tensor,
-        rows: np.ndarray,
-        greedy: np.ndarray,
-        changed: np.ndarray,
-        batch: SamplingBatch,
-        output: SamplerOutput,
-    ) -> None:
-        """Rows that need more than their highest logit."""
-        x = _select(logits, rows).float()
-        if changed[rows].any():
-            mask_stop_tokens(x, rows, batch)
-            apply_penalties(x, rows, batch)
-        maxima = self._take_highest(x, rows, output)
-        drawn = np.flatnonzero(~greedy[rows] & np.isfinite(maxima))
-        if drawn.size:
-            x = _select(x, drawn)
-            output.token_ids[rows[drawn]] = _Drawing.of(x, rows[drawn], maxima[drawn], batch).draw()
 
-    @staticmethod
-    def _take_highest(x: torch.Tensor, rows: np.ndarray, output: SamplerOutput) -> np.ndarray:
-        """Put the first highest id of each row of ``x`` into ``output``; rows without a finite maximum become errors.
+class _Step:
+    """One batch on its way to tokens."""
 
-        Returns the maxima [R]. On a CPU numpy finds them about ten times faster than torch; both let a NaN win.
-        """
-        if x.device.type == "cpu":
-            values = x.float().numpy()
-            ids = values.argmax(axis=1)
-            maxima = values[np.arange(len(values)), ids]
-        else:
-            best, where = x.max(dim=-1)
-            maxima, ids = best.float().cpu().numpy(), where.cpu().numpy()
-        output.token_ids[rows] = ids
+    def __init__(self, logits: torch.Tensor, size: int, batch: SamplingBatch, output: SamplerOutput) -> None:
+        self.batch, self.output = batch, output
+        self.greedy = batch.temperature <= SamplingParams.GREEDY_TEMPERATURE
+        everyone = np.arange(len(logits))
+        self.processors = concerns(batch, invariant=False, rows=everyone)
+        self.penalised, self.constrained = has_penalties(batch), constrained_rows(batch)
+        self.changed = self.penalised | self.constrained
+        self.changed[list(batch.logit_bias)] = True
+        for concern in self.processors:
+            self.changed[concern.rows] = True
+        # what has to be written to or drawn from; the others are only read
+        self.busy = self.changed | ~self.greedy
+        self.reading = WorkingRows.of(logits, size, np.flatnonzero(~self.busy), written=False)
+        self.work = WorkingRows.of(logits, size, np.flatnonzero(self.busy), written=True)
+
+    def run(self) -> None:
+        if len(self.reading.rows):
+            self._take_highest(self.reading, self.reading.rows)
+        if self.changed.any():
+            self._change()
+        changed_greedy = np.flatnonzero(self.greedy & self.busy)
+        if changed_greedy.size:
+            self._take_highest(self.work, changed_greedy)
+        random = np.flatnonzero(~self.greedy)
+        if random.size:
+            self._draw(random)
+
+    def _change(self) -> None:
+        """Steps 2 to 5: everything between the raw logits and the choice."""
+        work, batch = self.work, self.batch
+        nan = self._nan_rows()
+        add_bias(work, batch)
+        for concern in self.processors:
+            concern.apply(work, batch.slots)
+        if self.penalised.any():
+            apply_penalties(work, batch, np.flatnonzero(self.penalised))
+        forbid(work, batch)
+        if nan.size:
+            work.x[work.index(work.place[nan]), 0] = float("nan")
+
+    def _nan_rows(self) -> np.ndarray:
+        """Rows with a NaN that forbidding its id would hide."""
+        rows = np.flatnonzero(self.constrained)
+        return rows[np.isnan(self.work.maxima(rows)[0])] if rows.size else rows
+
+    def _take_highest(self, work: WorkingRows, rows: np.ndarray) -> None:
+        """Choose the first highest id of each of ``rows``."""
+        maxima, ids = work.maxima(rows)
+        self._choose(rows, ids, maxima)
+
+    def _choose(self, rows: np.ndarray, ids: np.ndarray, maxima: np.ndarray) -> None:
+        """``ids`` [R] for ``rows`` [R], unless the highest logit is not finite: that row is an error."""
+        self.output.token_ids[rows] = ids
         for i in np.flatnonzero(~np.isfinite(maxima)).tolist():
-            row = int(rows[i])
-            output.token_ids[row] = -1
-            output.errors[row] = _not_finite(float(maxima[i]))
-        return maxima
+            self._fail(int(rows[i]), float(maxima[i]))
 
+    def _fail(self, row: int, maximum: float) -> None:
+        self.output.token_ids[row] = -1
+        if maximum == float("-inf"):
+            self.output.errors[row] = no_token_is_allowed(row, self.batch)
+        else:
+            self.output.errors[row] = f"the logits are not finite ({maximum}); try dtype float32, or check the weights"
 
-@dataclass(slots=True)
-class _Drawing:
-    """Random rows: ``x`` [R, V] scaled logits; everything else [R]. ``top`` is each row's highest; a weight is exp(x - top)."""
+    def _draw(self, rows: np.ndarray) -> None:
+        """Steps 7 to 9, for the ``rows`` that are not greedy."""
+        work, batch = self.work, self.batch
+        scaled = np.zeros(len(self.greedy), np.bool_)
+        late = concerns(batch, invariant=True, rows=rows)
+        if late:
+            self._scale(late, scaled)
+        draws = Draws.of(batch, rows, work.place[rows], scaled[rows], work.size)
+        drawn = draw_on_host(work.logits.numpy(), draws) if work.on_host else draw_on_device(work.logits, draws)
+        self._choose(rows, *drawn)
 
-    x: torch.Tensor
-    top: np.ndarray
-    min_p: np.ndarray
-    k: np.ndarray
-    """The vocabulary's size where top-k is off."""
-    top_p: np.ndarray
-    seeds: np.ndarray
-    positions: np.ndarray
+    def _scale(self, late: list[Concern], scaled: np.ndarray) -> None:
+        """Divide the rows that processors want after the temperature by it, mark them in ``scaled`` [N], and apply these.
 
-    @classmethod
-    def of(cls, x: torch.Tensor, rows: np.ndarray, maxima: np.ndarray, batch: SamplingBatch) -> _Drawing:
-        """Takes ``x`` over and scales it in place."""
-        temperature = batch.temperature[rows].astype(np.float32)
-        x.div_(torch.from_numpy(temperature)[:, None].to(x.device))
-        top_k, size = batch.top_k[rows], x.shape[1]
-        return cls(
-            x,
-            (maxima / temperature).astype(np.float32),
-            batch.min_p[rows].astype(np.float32),
-            np.where((top_k > 0) & (top_k < size), top_k, size),
-            batch.top_p[rows],
-            batch.seeds[rows],
-            batch.positions[rows],
-        )
-
-    def draw(self) -> np.ndarray:
-        """One id per row."""
-        filtered = (self.k < self.x.shape[1]) | (self.top_p < 1.0)
-        ids = np.empty(len(self.x), np.int64)
-        free, bound = np.flatnonzero(~filtered), np.flatnonzero(filtered)
-        if free.size:
-            ids[free] = draw_all(self._weights(free), self.seeds[free], self.positions[free])
-        if bound.size:
-            self._draw_among_candidates(bound, ids)
-        return ids
-
-    def _draw_among_candidates(self, rows: np.ndarray, ids: np.ndarray) -> None:
-        """Rows with top-k or top-p: into ``ids``."""
-        size = self.x.shape[1]
-        total = np.zeros(len(self.x))
-        without_k = rows[self.k[rows] == size]
-        if without_k.size:
-            total[without_k] = np.cumsum(block_sums(self._weights(without_k)), axis=1)[:, -1]
-        largest_k = int(self.k[self.k < size].max(initial=0))
-        for count in (max(CANDIDATES[0], largest_k), max(CANDIDATES[1], largest_k), size):
-            left = [self._try_candidates(part, count, total, ids) for part in _portions(rows, count)]
-            rows = np.concatenate(left)
-            if not rows.size:
-                return
-
-    def _try_candidates(self, rows: np.ndarray, count: int, total: np.ndarray, ids: np.ndarray) -> np.ndarray:
-        """Draw those of ``rows`` whose cut lies among their first ``count`` candidates; return the others."""
-        values, found = top_candidates(_select(self.x, rows), count)
-        weights = np.exp(values.astype(np.float64) - self.top[rows].astype(np.float64)[:, None])
-        weights[weights < self.min_p[rows, None]] = 0.0
-        weights, complete = nucleus(weights, self.k[rows], total[rows], self.top_p[rows])
-        complete |= values.shape[1] == self.x.shape[1]
-        chosen = race(weights, self.seeds[rows], self.positions[rows], found)
-        ids[rows[complete]] = found[np.arange(len(rows)), chosen][complete]
-        return rows[~complete]
-
-    def _weights(self, rows: np.ndarray) -> torch.Tensor:
-        """[len(rows), V], zero below min-p."""
-        device = self.x.device
-        weights = (_select(self.x, rows) - torch.from_numpy(self.top[rows])[:, None].to(device)).exp_()
-        min_p = self.min_p[rows]
-        if (min_p > 0).any():
-            weights.masked_fill_(weights < torch.from_numpy(min_p)[:, None].to(device), 0.0)
-        return weights
-
-
-def _portions(rows: np.ndarray, count: int) -> list[np.ndarray]:
-    """Few rows at a time when there are many candidates, so that the work stays in a core's cache."""
-    return np.array_split(rows, -(-len(rows) * count // _CANDIDATES_AT_ONCE))
-
-
-def _select(x: torch.Tensor, rows: np.ndarray) -> torch.Tensor:
-    """The named rows of ``x`` in rising order: ``x`` itself when that is all of them, else a copy."""
-    return x if len(rows) == len(x) else x[torch.from_numpy(rows).to(x.device)]
-
-
-def _not_finite(maximum: float) -> str:
-    if maximum == float("-inf"):
-        return "no token is allowed: every logit is masked"
-    return f"the model's logits are not finite ({maximum}); try dtype float32, or check the weights"
+        The other rows are scaled where they are weighed."""
+        for concern in late:
+            scaled[concern.rows] = True
+        rows = np.flatnonzero(scaled)
+        places = self.work.index(self.work.place[rows])
+        temperature = self.work.index(self.batch.temperature[rows].astype(np.float32))
+        self.work.x[places] = self.work.x[places] / temperature[:, None]
+        for concern in late:
+            concern.apply(self.work, self.batch.slots)

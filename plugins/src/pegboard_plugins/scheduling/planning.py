@@ -2,31 +2,34 @@
 
 from __future__ import annotations
 
-from pegboard.contracts.admission_policy import Admit, Hold, Skip
+from pegboard.contracts.kv_cache_manager import BlockIds
 from pegboard.contracts.scheduler import PauseState, RequestStatus
 from pegboard.wire import NewRequestData, SchedulerOutput
+from pegboard_plugins.scheduling.forking import PendingCopies
 from pegboard_plugins.scheduling.policies import Policies
 from pegboard_plugins.scheduling.request import Request
 from pegboard_plugins.scheduling.room import RoomMaker
+from pegboard_plugins.scheduling.starting import Starter
 from pegboard_plugins.scheduling.state import InFlight, SchedulerState
 
 
 class Planner:
     """Fills one ``SchedulerOutput`` per call of ``make_plan``. Holds nothing from one step to the next.
 
-    ``sends_tokens``: the workers do not all see the samples (pipeline stages), so known tokens travel in the plan, and a
-    request waits for its result before it is scheduled again.
+    ``sends_tokens``: the workers do not all see the samples (pipeline stages), so known tokens travel in the plan.
     """
 
     def __init__(self, state: SchedulerState, policies: Policies, max_num_batched_tokens: int, sends_tokens: bool) -> None:
         self.state, self.policies = state, policies
         self.max_num_batched_tokens = max_num_batched_tokens
         self.sends_tokens = sends_tokens
-        self.room = RoomMaker(self)
+        self.room, self.starter = RoomMaker(self), Starter(self)
         self.budget = 0
         self.plan = SchedulerOutput(step_id=0)
         self.rows: list[Request] = []
         self.preempted: list[Request] = []
+        self.due_copies: list[PendingCopies] = []
+        """What this plan has to copy for forks of the previous one."""
         self._put_off: Request | None = None
         """First running request for which the chunk policy wanted no token in this step."""
         self._chunks: list[Request] = []
@@ -37,26 +40,27 @@ class Planner:
         state.step += 1
         self.plan = SchedulerOutput(step_id=state.step, finished_slots=state.finished_slots)
         state.finished_slots = []
+        self.due_copies, state.pending_copies = [c for c in state.pending_copies if c.wanted], []
         self.budget, self.rows, self.preempted, self._put_off = self.max_num_batched_tokens, [], [], None
         self._chunks = []
         if state.pause is not PauseState.PAUSED_ALL:
             self.room.preempt_proactively()
             self._plan_running()
             if self._put_off is not None and not self.rows:
-                self._add_row(self._put_off, 1, [])
+                self.add_row(self._put_off, 1, [])
             if self.preempted:
                 self._put_back()
             elif state.waiting:
                 for request in self._chunks:
-                    self._publish(request)
-                self._admit()
+                    self.publish(request)
+                self.starter.admit()
         return self._close()
 
     # -- running requests ----------------------------------------------------------------------------------------------
 
     def _plan_running(self) -> None:
         """One row per running request, oldest first: its last token, or the next chunk of what it has to compute."""
-        plan, sends_tokens, preempted = self.plan, self.sends_tokens, self.preempted
+        plan, preempted = self.plan, self.preempted
         add_row, add_slot, add_count = self.rows.append, plan.slots.append, plan.num_scheduled_tokens.append
         add_computed, add_sample = plan.num_computed_tokens.append, plan.num_to_sample.append
         running_status = RequestStatus.RUNNING
@@ -69,7 +73,7 @@ class Planner:
                 continue
             in_flight = request.num_placeholders
             target = len(request.token_ids) + in_flight
-            if in_flight and (target >= request.max_len or sends_tokens or request.num_drafts):
+            if in_flight and (target >= request.max_len or request.in_turn or request.num_drafts):
                 continue
             computed = request.num_computed
             if target - computed != 1 or target > request.capacity or request.spec_token_ids:
@@ -105,9 +109,10 @@ class Planner:
             drafts = []  # they are not worth a preemption
             if need > request.capacity and not self.room.grow(request, need, preempting=True):
                 return
-        self._add_row(request, count, drafts)
+        self.add_row(request, count, drafts)
 
-    def _add_row(self, request: Request, count: int, drafts: list[int]) -> None:
+    def add_row(self, request: Request, count: int, drafts: list[int]) -> None:
+        """``count`` tokens, none for a forked request, whose prompt another row computes."""
         plan, computed = self.plan, request.num_computed
         samples = computed + count >= len(request.token_ids) + request.num_placeholders
         num_to_sample = 1 + len(drafts) if samples else 0
@@ -128,7 +133,7 @@ class Planner:
         request.num_placeholders += num_to_sample
         self.budget -= count
 
-    def _publish(self, request: Request) -> None:
+    def publish(self, request: Request) -> None:
         """Let others share what this plan computes of a prompt, from this plan on: a step writes the keys and values of all
         its rows before any row reads them. Only for rows that stay in the plan: nothing is preempted once admissions begin."""
         self.state.commit(request, min(request.num_computed, len(request.token_ids)))
@@ -153,83 +158,33 @@ class Planner:
         the queue lets them."""
         self.state.drop_stopped()
         waiting = self.state.waiting
-        earlier = self._preempted_waiting()
+        earlier = self.starter.preempted_waiting()
         for request in earlier:
             waiting.remove(request)
         for request in sorted(earlier + self.preempted, key=lambda r: r.arrival, reverse=True):
             waiting.prepend(request)
 
-    # -- waiting requests ----------------------------------------------------------------------------------------------
+    # -- requests that start -------------------------------------------------------------------------------------------
 
-    def _admit(self) -> None:
-        """Admit in queue order while budget, slots and blocks last."""
-        state, skipped = self.state, []
-        if state.pause is PauseState.PAUSED_NEW and not self._preempted_waiting():
-            return
-        while self.budget > 0 and state.free_slots:
-            request = state.waiting.peek()
-            if request is None:
-                break
-            decision = self._may_start(request)
-            if isinstance(decision, Skip):
-                state.waiting.take(request)
-                skipped.append(request)
-            elif isinstance(decision, Hold) or not self._start(request, decision):
-                break
-        for request in reversed(skipped):
-            state.waiting.prepend(request)
-        if not state.running:
-            self._start_somebody()
-
-    def _may_start(self, request: Request) -> Admit | Hold | Skip:
-        if self.state.pause is PauseState.PAUSED_NEW and request.status is not RequestStatus.PREEMPTED:
-            return Skip("paused")
-        return self.policies.admit(self.state.view(request), self.state.situation(self.budget))
-
-    def _start_somebody(self) -> None:
-        """Nothing runs: the first waiting request starts, whatever the policies say. It fits, or it would not be here."""
-        paused = self.state.pause is PauseState.PAUSED_NEW
-        request = min(self._preempted_waiting(), key=lambda r: r.arrival) if paused else self.state.waiting.peek()
-        if request is not None:
-            self._start(request, Admit(), forced=True)
-
-    def _preempted_waiting(self) -> list[Request]:
-        """Those that had been running: a pause of new requests lets them finish."""
-        return [r for r in self.state.waiting if r.status is RequestStatus.PREEMPTED]
-
-    def _start(self, request: Request, admit: Admit, forced: bool = False) -> bool:
-        """Admit ``request`` with its first chunk. Blocks are taken for all its known tokens at once, so that a prefill, once
-        begun, never runs out of them half-way; False, and nothing changed, if they are not free."""
-        state = self.state
-        token_ids = request.token_ids
-        hit = state.kv.get_computed_blocks(request.kv_key, token_ids, request.salt)
-        count = remaining = len(token_ids) - hit.num_tokens
-        if remaining > 1:
-            available = self.budget if admit.max_tokens is None else min(self.budget, admit.max_tokens)
-            count = self.policies.chunk_tokens(state.view(request), remaining, state.situation(available))
-        if count == 0 and not forced:
-            return False
-        added = state.kv.allocate_slots(request.kv_key, len(token_ids), hit, admit.reserve_blocks)
-        if added is None:
-            return False
-        request.capacity = len(added[0]) * state.block_size
-        state.start(request, hit.num_tokens)
+    def enter(self, request: Request, block_ids: BlockIds, num_computed: int, source: Request | None = None) -> None:
+        """``request`` enters the batch with its block table; ``source`` is the one that it was forked from."""
+        request.capacity = len(block_ids[0]) * self.state.block_size
+        self.state.start(request, num_computed, source)
+        wire = request.wire
         self.plan.new_requests.append(
             NewRequestData(
                 slot=request.slot,
                 request_id=request.request_id,
-                token_ids=list(token_ids),
+                token_ids=list(request.token_ids),
                 prompt_len=request.num_prompt,
-                sampling=request.wire.sampling,
-                stop_token_ids=request.wire.stop_token_ids,
-                block_ids=added,
-                num_computed_tokens=hit.num_tokens,
+                sampling=wire.sampling,
+                stop_token_ids=wire.stop_token_ids,
+                block_ids=block_ids,
+                num_computed_tokens=num_computed,
+                bad_word_ids=wire.bad_word_ids,
                 ext=request.ext,
             )
         )
-        self._add_row(request, max(1, count), [])
-        self._publish(request)
-        return True
 
     # -- the finished plan ---------------------------------------------------------------------------------------------
 
@@ -238,9 +193,16 @@ class Planner:
         step = plan.step_id
         for request in rows:
             request.last_step = step
+        if self.due_copies:
+            self._add_due_copies()
         if rows:
             state.in_flight.append(InFlight(step, rows))
             state.num_scheduled_tokens += sum(plan.num_scheduled_tokens)
+        if state.groups.computing:
+            state.groups.settle(step)
+        if state.special:
+            columns = zip(rows, plan.slots, plan.num_to_sample, strict=True)
+            plan.grammar_slots = [slot for r, slot, samples in columns if samples and r.wire.grammar is not None]
         if self.sends_tokens:
             for request in rows:
                 known = len(request.token_ids)
@@ -249,3 +211,11 @@ class Planner:
                     plan.token_ids.append(request.token_ids[request.num_sent :])
                     request.num_sent = known
         return plan
+
+    def _add_due_copies(self) -> None:
+        """For those that were not preempted in this plan. It writes their blocks, whether it has a row of them or not."""
+        wanted = [copies for copies in self.due_copies if copies.wanted]
+        self.plan.block_copies = [pair for copies in wanted for pair in copies.pairs] + self.plan.block_copies
+        if self.rows:
+            for copies in wanted:
+                copies.request.last_step = self.plan.step_id

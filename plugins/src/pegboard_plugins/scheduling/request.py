@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from pegboard.contracts.scheduler import RequestStatus
 from pegboard.contracts.views import RequestView
-from pegboard.wire import EngineCoreRequest
+from pegboard.wire import EngineCoreRequest, Logprobs
+
+if TYPE_CHECKING:
+    from pegboard_plugins.scheduling.groups import PromptGroup
 
 NO_SLOT: Final = -1
 NEVER: Final = 1 << 62
@@ -29,6 +32,9 @@ class Request:
         "capacity",
         "ext",
         "first_step",
+        "fork_step",
+        "group",
+        "in_turn",
         "kv_key",
         "last_step",
         "max_len",
@@ -37,10 +43,13 @@ class Request:
         "num_cached",
         "num_computed",
         "num_drafts",
+        "num_entries",
         "num_placeholders",
         "num_preemptions",
         "num_prompt",
         "num_sent",
+        "num_wanted_entries",
+        "prompt_logprobs",
         "request_id",
         "residency",
         "salt",
@@ -52,8 +61,11 @@ class Request:
         "wire",
     )
 
-    def __init__(self, wire: EngineCoreRequest, arrival: int, max_len: int, *, salt_with_length: bool = False) -> None:
-        """``salt_with_length``: keys and values depend on the prompt's length, so only equally long prompts may share blocks."""
+    def __init__(
+        self, wire: EngineCoreRequest, arrival: int, max_len: int, *, salt_with_length: bool = False, in_turn: bool = False
+    ) -> None:
+        """``salt_with_length``: keys and values depend on the prompt's length, so only equally long prompts may share blocks.
+        ``in_turn``: no token is planned before the one before it is known; so it is with a grammar in any case."""
         self.wire = wire
         self.request_id = wire.request_id
         self.ext = wire.ext
@@ -63,6 +75,7 @@ class Request:
         self.min_len = self.num_prompt + wire.sampling.min_tokens
         """A stop token counts only beyond this length."""
         self.max_len = max_len
+        self.in_turn = in_turn or wire.grammar is not None
         self.arrival = arrival
         """Order of arrival at the scheduler."""
         self.status = RequestStatus.WAITING
@@ -83,6 +96,15 @@ class Request:
         """First step of its present stay in the batch; results of earlier ones are stale."""
         self.last_step = 0
         """Last step that was planned for it."""
+        self.group: PromptGroup | None = None
+        """Those who share its prompt."""
+        self.fork_step = NEVER
+        """First step whose plan may copy its prompt's keys and values: its blocks hold all of them before that plan runs."""
+        self.num_wanted_entries = self.num_prompt - 1 if wire.sampling.prompt_logprobs is not None else 0
+        self.num_entries = 0
+        """Prompt logprobs that have come in: those of tokens 1 to ``num_entries``."""
+        self.prompt_logprobs: list[Logprobs] = []
+        """They wait here for the message with the first token."""
         self.num_cached = 0
         self.num_preemptions = 0
         self.salt = f"{wire.cache_salt or ''}\0prompt of {self.num_prompt}" if salt_with_length else wire.cache_salt
@@ -91,12 +113,22 @@ class Request:
         self.kv_key = f"{self.request_id}@{arrival}"
         """Its name in the KV manager. Unique per stay: blocks of an earlier one may still wait for plans in flight."""
 
+    @property
+    def lacks_entries(self) -> bool:
+        """Prompt positions must be computed for their logprobs, even where their keys and values are there."""
+        return self.num_entries < self.num_wanted_entries
+
+    @property
+    def is_special(self) -> bool:
+        """Its results take more than appending a token: it has a grammar, or prompt logprobs to report with its first token."""
+        return self.wire.grammar is not None or (self.num_wanted_entries > 0 and len(self.token_ids) == self.num_prompt)
+
     def leave_batch(self) -> None:
         """Forget everything that only holds while it runs. Tokens and statistics stay."""
         self.slot = NO_SLOT
         self.num_computed = self.num_placeholders = self.num_drafts = self.num_sent = self.capacity = 0
         self.spec_token_ids = []
-        self.first_step = self.next_commit = NEVER
+        self.first_step = self.next_commit = self.fork_step = NEVER
         self.residency += 1
         self.kv_key = f"{self.request_id}@{self.arrival}.{self.residency}"
 

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from pegboard.contracts.grammar import GrammarStates
 from pegboard.contracts.scheduler import RequestStatus
 from pegboard.wire import EngineCoreOutput, ModelRunnerOutput, SchedulerOutput
+from pegboard_plugins.scheduling import prompt_logprobs
 from pegboard_plugins.scheduling.request import Request
 from pegboard_plugins.scheduling.state import SchedulerState
 
@@ -20,7 +22,7 @@ def apply_results(state: SchedulerState, plan: SchedulerOutput, output: ModelRun
     rows = state.in_flight.popleft().rows
     output = _in_plan_order(plan, output)
     state.processed(step)
-    plain = not (output.errors or output.logprobs or output.draft_token_ids or state.events)
+    plain = not (output.errors or output.logprobs or output.draft_token_ids or state.special or state.events)
     messages: list[EngineCoreOutput] = []
     add, message_type, ended, row = messages.append, EngineCoreOutput, False, -1
     for request, tokens, num_to_sample, computed, count in zip(
@@ -63,11 +65,8 @@ def _apply_row(
     message = EngineCoreOutput(
         request_id=request.request_id, num_cached_tokens=request.num_cached, num_preemptions=request.num_preemptions
     )
-    error = output.errors.get(row)
-    if error is not None:
-        state.end(request, RequestStatus.FINISHED_ERROR)
-        message.finish_reason, message.stop_reason = RequestStatus.FINISHED_ERROR.finish_reason, error
-        return message
+    if row in output.errors:
+        return _end(state, request, message, RequestStatus.FINISHED_ERROR, output.errors[row])
     tokens, num_to_sample = output.sampled_token_ids[row], plan.num_to_sample[row]
     if not min(num_to_sample, 1) <= len(tokens) <= num_to_sample:
         raise RuntimeError(
@@ -75,22 +74,54 @@ def _apply_row(
             f"planned were {'1 to ' if num_to_sample > 1 else ''}{num_to_sample}"
         )
     rejected = num_to_sample - len(tokens)
+    computed, count = plan.num_computed_tokens[row], plan.num_scheduled_tokens[row]
     request.num_placeholders -= num_to_sample
     request.num_computed -= rejected
     request.num_drafts = 0
+    if request.lacks_entries:
+        prompt_logprobs.collect(request, plan.step_id, computed, count, output.prompt_logprobs.get(row, ()))
     is_first = len(tokens) > 0 and len(request.token_ids) == request.num_prompt
     message.new_token_ids, status = _append(request, tokens)
+    state.commit(request, computed + count - rejected)
+    reason = request.token_ids[-1] if status is RequestStatus.FINISHED_STOPPED else None
+    if tokens and state.grammars is not None and request.wire.grammar is not None:
+        problem, status = _advance(state.grammars, request, message.new_token_ids, status)
+        if problem is not None:
+            message.new_token_ids = []
+            return _end(state, request, message, RequestStatus.FINISHED_ERROR, problem)
     message.logprobs = output.logprobs.get(row, [])[: len(message.new_token_ids)]
-    state.commit(request, plan.num_computed_tokens[row] + plan.num_scheduled_tokens[row] - rejected)
     if is_first:
+        message.prompt_logprobs = prompt_logprobs.report(request)
+        if not request.is_special:
+            state.special.pop(request.request_id, None)
         state.emit("first_token", request)
     if status is not None:
-        state.end(request, status)
-        message.finish_reason = status.finish_reason
-        message.stop_reason = request.token_ids[-1] if status is RequestStatus.FINISHED_STOPPED else None
-    elif tokens and row < len(output.draft_token_ids) and not request.num_placeholders:
+        return _end(state, request, message, status, reason)
+    if tokens and row < len(output.draft_token_ids) and not request.num_placeholders and request.wire.grammar is None:
         request.spec_token_ids = list(output.draft_token_ids[row])
     return message if tokens else None
+
+
+def _end(
+    state: SchedulerState, request: Request, message: EngineCoreOutput, status: RequestStatus, reason: int | str | None
+) -> EngineCoreOutput:
+    """``message`` is the last one of ``request``."""
+    state.end(request, status)
+    message.finish_reason, message.stop_reason = status.finish_reason, reason
+    return message
+
+
+def _advance(
+    grammars: GrammarStates, request: Request, tokens: list[int], status: RequestStatus | None
+) -> tuple[str | None, RequestStatus | None]:
+    """Take ``tokens``, after which the request has ``status``, into its grammar; a stop token at their end is not part of its
+    language. Why the request cannot go on, or None; and how it ended: also with its grammar, whatever ``min_tokens`` asks."""
+    stopped = status is RequestStatus.FINISHED_STOPPED
+    accepted = tokens[:-1] if stopped else tokens
+    problem = grammars.accept(request.request_id, accepted) if accepted else None
+    if problem is None and not stopped and grammars.terminated(request.request_id):
+        return None, RequestStatus.FINISHED_STOPPED
+    return problem, status
 
 
 def _append(request: Request, tokens: list[int]) -> tuple[list[int], RequestStatus | None]:
@@ -119,6 +150,7 @@ def _in_plan_order(plan: SchedulerOutput, output: ModelRunnerOutput) -> ModelRun
         slots=plan.slots,
         sampled_token_ids=[output.sampled_token_ids[row] for row in order],
         logprobs={new_row[row]: values for row, values in output.logprobs.items()},
+        prompt_logprobs={new_row[row]: values for row, values in output.prompt_logprobs.items()},
         errors={new_row[row]: message for row, message in output.errors.items()},
         draft_token_ids=[output.draft_token_ids[row] for row in order] if output.draft_token_ids else [],
         connector_output=output.connector_output,

@@ -8,10 +8,12 @@ from typing import TYPE_CHECKING
 
 from pegboard.config.models import EngineConfig
 from pegboard.contracts.event_sink import EventSink
+from pegboard.contracts.grammar import GrammarStates
 from pegboard.contracts.scheduler import PauseState, RequestStatus, Scheduler
 from pegboard.wire import (
     EngineCoreOutput,
     EngineCoreRequest,
+    GrammarOutput,
     KVCacheConfig,
     ModelRunnerOutput,
     SchedulerOutput,
@@ -47,8 +49,9 @@ class DefaultScheduler(Scheduler):
         composition: Composition,
         kv_config: KVCacheConfig,
         event_sinks: Sequence[EventSink] | None = None,
+        grammars: GrammarStates | None = None,
     ) -> None:
-        """``event_sinks``: None makes those that the composition has."""
+        """``event_sinks``: None makes those that the composition has. Without ``grammars`` no request may have one."""
         limits = config.scheduler
         self.max_model_len = config.max_model_len or composition.spec.max_model_len
         allocator = composition.create("kv_allocator", num_blocks=kv_config.num_blocks, block_size=kv_config.block_size)
@@ -60,15 +63,15 @@ class DefaultScheduler(Scheduler):
         guard = PolicyGuard(limits.strict)
         waiting = WaitingRequests(composition.create("request_queue"), guard)
         sinks = list(composition.create_all("event_sink").values()) if event_sinks is None else event_sinks
-        self.state = SchedulerState(self.kv, waiting, guard, EventEmitter(sinks), limits.max_num_seqs)
+        self.state = SchedulerState(self.kv, waiting, guard, EventEmitter(sinks), limits.max_num_seqs, grammars)
         self.policies = Policies(
             guard,
             admission=composition.create("admission_policy"),
             chunk=composition.create("chunk_policy"),
             preemption=composition.create("preemption_policy"),
         )
-        sends_tokens = config.executor.pipeline_parallel_size > 1
-        self.planner = Planner(self.state, self.policies, limits.max_num_batched_tokens, sends_tokens)
+        self._sends_tokens = config.executor.pipeline_parallel_size > 1
+        self.planner = Planner(self.state, self.policies, limits.max_num_batched_tokens, self._sends_tokens)
         self._salt_with_length = composition.spec.prompt_length_rope
         self._num_arrived = 0
         self._told_about_pool = False
@@ -86,7 +89,9 @@ class DefaultScheduler(Scheduler):
                 request.request_id, num_prompt + request.max_tokens, self.kv.max_tokens_per_request,
             )  # fmt: skip
         self._num_arrived += 1
-        self.state.enter(Request(request, self._num_arrived, max_len, salt_with_length=self._salt_with_length))
+        self.state.enter(
+            Request(request, self._num_arrived, max_len, salt_with_length=self._salt_with_length, in_turn=self._sends_tokens)
+        )
 
     def _check(self, request: EngineCoreRequest) -> None:
         num_prompt, request_id = len(request.prompt_token_ids), request.request_id
@@ -101,6 +106,8 @@ class DefaultScheduler(Scheduler):
                 f"request {request_id!r} has {num_prompt} prompt tokens, which leaves no room for output in "
                 f"max_model_len={self.max_model_len}; shorten the prompt"
             )
+        if request.grammar is not None and self.state.grammars is None:
+            raise ValueError(f"request {request_id!r} has a grammar, but this scheduler was made without grammars")
         usable = self.kv.max_tokens_per_request
         if num_prompt > usable:
             raise ValueError(
@@ -111,6 +118,14 @@ class DefaultScheduler(Scheduler):
 
     def schedule(self) -> SchedulerOutput:
         return self.planner.make_plan()
+
+    def grammar_output(self, plan: SchedulerOutput) -> GrammarOutput | None:
+        grammars, slots = self.state.grammars, plan.grammar_slots
+        if grammars is None or not slots:
+            return None
+        rows = next(step.rows for step in reversed(self.state.in_flight) if step.step_id == plan.step_id)
+        request_of = dict(zip(plan.slots, rows, strict=True))
+        return grammars.bitmasks(plan.step_id, slots, [request_of[slot].request_id for slot in slots])
 
     def update_from_output(self, plan: SchedulerOutput, output: ModelRunnerOutput) -> list[EngineCoreOutput]:
         return apply_results(self.state, plan, output)

@@ -9,9 +9,12 @@ from dataclasses import dataclass
 from typing import Any
 
 from pegboard.contracts.event_sink import Event
+from pegboard.contracts.grammar import GrammarStates
 from pegboard.contracts.scheduler import PauseState, RequestStatus
 from pegboard.contracts.views import RequestView, SchedulingView
 from pegboard_plugins.kv.manager import StandardKVCacheManager
+from pegboard_plugins.scheduling.forking import PendingCopies
+from pegboard_plugins.scheduling.groups import PromptGroups
 from pegboard_plugins.scheduling.policy_guard import EventEmitter, PolicyGuard
 from pegboard_plugins.scheduling.request import NO_SLOT, Request
 from pegboard_plugins.scheduling.waiting import WaitingRequests
@@ -33,18 +36,29 @@ class SchedulerState:
     """
 
     def __init__(
-        self, kv: StandardKVCacheManager, waiting: WaitingRequests, guard: PolicyGuard, events: EventEmitter, max_num_seqs: int
+        self,
+        kv: StandardKVCacheManager,
+        waiting: WaitingRequests,
+        guard: PolicyGuard,
+        events: EventEmitter,
+        max_num_seqs: int,
+        grammars: GrammarStates | None = None,
     ) -> None:
-        self.kv, self.waiting, self.guard, self.events = kv, waiting, guard, events
+        self.kv, self.waiting, self.guard, self.events, self.grammars = kv, waiting, guard, events, grammars
         self.max_num_seqs = max_num_seqs
         self.block_size = kv.block_size
         self.requests: dict[str, Request] = {}
         self.running: list[Request] = []
+        self.groups = PromptGroups()
+        self.special: dict[str, Request] = {}
+        """Running requests whose results take more than appending a token."""
         self.in_flight: deque[InFlight] = deque()
         self.deferred: list[tuple[int, str]] = []
         """(step that must be over, key in the KV manager)."""
         self.finished_slots: list[int] = []
         """Slots that the next plan has to tell the workers about."""
+        self.pending_copies: list[PendingCopies] = []
+        """What the next plan has to copy."""
         self.free_slots = list(range(max_num_seqs))
         self.step = 0
         self.processed_step = 0
@@ -58,24 +72,32 @@ class SchedulerState:
 
     def enter(self, request: Request) -> None:
         self.requests[request.request_id] = request
+        self.groups.join(request)
         self.waiting.add(request)
         self.emit("queued", request)
 
-    def start(self, request: Request, num_hit: int) -> None:
-        """Waiting to running; its blocks have been allocated and ``num_hit`` tokens found in the cache."""
+    def start(self, request: Request, num_computed: int, source: Request | None = None) -> None:
+        """Waiting to running; its blocks have been allocated. ``num_computed`` tokens of them were found in the cache, or are
+        those of ``source``, of which it was forked."""
         self.waiting.take(request)
         resumed = request.status is RequestStatus.PREEMPTED
         if not resumed:
-            request.num_cached = num_hit
+            request.num_cached = num_computed if source is None else source.num_cached
+        if not resumed and source is None:
             self.prefix_queries += request.num_prompt
-            self.prefix_hits += num_hit
+            self.prefix_hits += num_computed
         request.status = RequestStatus.RUNNING
         request.slot = heapq.heappop(self.free_slots)
         request.first_step = self.step
-        request.num_computed = num_hit
+        request.num_computed = num_computed
         request.num_sent = len(request.token_ids)
         if self.kv.caches_prefixes:
-            request.next_commit = num_hit + self.block_size
+            following = (num_computed // self.block_size + 1) * self.block_size
+            request.next_commit = following if source is None else min(following, source.next_commit)
+        if source is None:
+            self.groups.compute(request)
+        if request.is_special:
+            self.special[request.request_id] = request
         self.running.append(request)
         self.emit("resumed" if resumed else "scheduled", request)
 
@@ -92,7 +114,7 @@ class SchedulerState:
         request.status = RequestStatus.PREEMPTED
         request.num_preemptions += 1
         self.num_preemptions += 1
-        request.leave_batch()
+        self._leave_batch(request)
         self.emit("preempted", request)
         return slot
 
@@ -105,12 +127,20 @@ class SchedulerState:
         self._release_blocks(request)
         request.status = status
         del self.requests[request.request_id]
-        request.leave_batch()
+        self._leave_batch(request)
+        self.groups.end(request)
+        if self.grammars is not None and request.wire.grammar is not None:
+            self.grammars.forget(request.request_id)
         self.emit("finished", request, status=status.value)
 
     def drop_stopped(self) -> None:
         """Take requests that do not run any more off ``running``."""
         self.running = [r for r in self.running if r.status is RequestStatus.RUNNING]
+
+    def _leave_batch(self, request: Request) -> None:
+        self.groups.leave_batch(request)
+        self.special.pop(request.request_id, None)
+        request.leave_batch()
 
     def _release_slot(self, request: Request) -> int:
         heapq.heappush(self.free_slots, request.slot)

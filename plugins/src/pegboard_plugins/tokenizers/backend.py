@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from pegboard.contracts.tokenizer import Tokenizer
 from pegboard_plugins.tokenizers.chat_template import ChatTemplates
-from pegboard_plugins.tokenizers.spelling import Spelling
+from pegboard_plugins.tokenizers.spelling import REPLACEMENT, Spelling
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer as Backend
@@ -30,7 +30,8 @@ class Parts:
 class BackendTokenizer(Tokenizer):
     """Does not change its backend after construction, which makes it thread-safe: the backend encodes and decodes in parallel.
 
-    ``decode`` never "cleans up" spaces: it gives back what was encoded.
+    ``decode`` never "cleans up" spaces: it gives back what was encoded. It differs from the library's in two things that would
+    lose text: see ``Spelling.decode``.
     """
 
     def __init__(self, parts: Parts, chat_template: str | None = None) -> None:
@@ -66,10 +67,20 @@ class BackendTokenizer(Tokenizer):
         return [*self._prefix, *ids, *self._suffix] if add_special_tokens else ids
 
     def decode(self, token_ids: Sequence[int], skip_special_tokens: bool = True) -> str:
+        ids = list(token_ids)
         try:
-            return str(self._backend.decode(list(token_ids), skip_special_tokens=skip_special_tokens))
+            text = str(self._backend.decode(ids, skip_special_tokens=skip_special_tokens))
         except OverflowError:  # an id that is no unsigned 32-bit number has no token
-            return str(self._backend.decode(list(_possible(token_ids)), skip_special_tokens=skip_special_tokens))
+            return self.decode([token_id for token_id in ids if 0 <= token_id < 2**32], skip_special_tokens)
+        if (self._spelling.byte_fallback and REPLACEMENT in text) or not self._literal_ids.isdisjoint(ids):
+            return self._decode_by_token(ids, skip_special_tokens)
+        return text
+
+    def _decode_by_token(self, ids: list[int], skip_special_tokens: bool) -> str:
+        """What the backend's decoder would get wrong (see ``Spelling.decode``)."""
+        left_out = self._special_ids if skip_special_tokens else frozenset[int]()
+        tokens = (self.token_text(token_id) for token_id in ids if token_id not in left_out)
+        return self._spelling.decode([token for token in tokens if token is not None])
 
     def token_text(self, token_id: int) -> str | None:
         found: str | None = self._backend.id_to_token(token_id) if 0 <= token_id < 2**32 else None
@@ -82,6 +93,10 @@ class BackendTokenizer(Tokenizer):
     @functools.cached_property
     def _spelling(self) -> Spelling:
         return Spelling.of(self._backend)
+
+    @functools.cached_property
+    def _literal_ids(self) -> frozenset[int]:
+        return frozenset(self._backend.token_to_id(token) for token in self._spelling.literal)
 
     def apply_chat_template(
         self,
@@ -96,7 +111,3 @@ class BackendTokenizer(Tokenizer):
             messages, add_generation_prompt=add_generation_prompt, tools=tools, chat_template=chat_template, **variables
         )
         return self.encode(text, add_special_tokens=False)
-
-
-def _possible(token_ids: Iterable[int]) -> Iterable[int]:
-    return (token_id for token_id in token_ids if 0 <= token_id < 2**32)

@@ -8,6 +8,8 @@ import torch
 from pegboard.contracts.attention import AttentionBackend, CommonAttentionMetadata
 from pegboard.contracts.model import ForwardContext, Model
 from pegboard.contracts.sampler import Sampler, SamplingBatch
+from pegboard_plugins.sampling.logprobs import logprobs_of
+from pegboard_plugins.worker.prompt_logprobs import POSITIONS_AT_ONCE, raw_logits
 
 _CACHE_BLOCKS = 1
 
@@ -41,8 +43,9 @@ def run_forward(
     lengths: np.ndarray,
     block_size: int,
     device: torch.device,
-) -> torch.Tensor:
-    """Forward of one prompt per entry of ``lengths``, all in the null block. Returns logits of each one's last token."""
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Forward of one prompt per entry of ``lengths``, all in the null block. Returns hidden states [T, hidden_size], and logits
+    [B, vocab_size] of each one's last token."""
     starts = np.zeros(len(lengths) + 1, np.int32)
     np.cumsum(lengths, out=starts[1:])
     total = int(starts[-1])
@@ -60,7 +63,18 @@ def run_forward(
     context = ForwardContext(backend.build_metadata(common), caches, backend, prompt_lens)
     hidden = model.forward(torch.zeros(total, dtype=torch.int64, device=device), torch.from_numpy(positions).to(device), context)
     assert isinstance(hidden, torch.Tensor), "a single stage returns hidden states"
-    return model.compute_logits(hidden[torch.from_numpy(starts[1:] - 1).to(device)])
+    return hidden, model.compute_logits(hidden[torch.from_numpy(starts[1:] - 1).to(device)])
+
+
+def copy_for_forks(logits: torch.Tensor) -> None:
+    """The most that forked rows need: half of all rows are sources, whose logits lie next to those that all rows sample from."""
+    logits[: len(logits) // 2].clone()
+
+
+def run_prompt_logprobs(model: Model, hidden: torch.Tensor, vocab_limit: int) -> None:
+    """Of as many positions as are looked at in one portion."""
+    raw = raw_logits(model, hidden[:POSITIONS_AT_ONCE], vocab_limit)
+    logprobs_of(torch.nan_to_num_(raw), np.zeros(len(raw), np.int64), [1] * len(raw))
 
 
 def run_sampler(sampler: Sampler, logits: torch.Tensor, vocab_limit: int) -> None:

@@ -10,6 +10,7 @@ from pegboard.contracts.sampler import SamplingBatch
 from pegboard.wire import PLACEHOLDER_TOKEN, NewRequestData, SamplingParams, SchedulerOutput
 from pegboard_plugins.sampling.random import request_seed
 from pegboard_plugins.worker.block_table import BlockTable
+from pegboard_plugins.worker.sparse_columns import SparseColumns, by_row
 
 _SAMPLING_COLUMNS: Mapping[str, type] = {
     "temperature": np.float32,
@@ -34,8 +35,9 @@ class InputBatch:
     second message: steps are applied in order.
     """
 
-    def __init__(self, *, num_slots: int, max_model_len: int, block_size: int, vocab_limit: int, seed: int) -> None:
-        self.num_slots, self.max_model_len, self.seed = num_slots, max_model_len, seed
+    def __init__(self, *, num_slots: int, max_model_len: int, block_size: int, vocab_limit: int, seed: int | None) -> None:
+        """``seed`` is the engine's, from which requests without one get theirs; None counts as 0."""
+        self.num_slots, self.max_model_len, self.seed = num_slots, max_model_len, seed or 0
         self.vocab_limit = vocab_limit
         # pages are committed when first written: a long context costs nothing until it is used.
         # One more column than the context is long: the last token's sample has a place too.
@@ -48,6 +50,7 @@ class InputBatch:
         self.seeds = np.zeros(num_slots, np.uint64)
         self.num_logprobs = np.full(num_slots, -1, np.int32)
         self.stop_token_ids: list[list[int]] = [[] for _ in range(num_slots)]
+        self.sparse = SparseColumns()
 
     @property
     def num_requests(self) -> int:
@@ -60,6 +63,7 @@ class InputBatch:
         for slot in plan.finished_slots + plan.preempted_slots:
             self.occupied[slot] = False
             self.num_tokens[slot] = 0
+            self.sparse.leave(slot)
 
     def enter(self, plan: SchedulerOutput) -> None:
         """Third and fourth part: new requests, then what is appended to block tables and tokens."""
@@ -85,6 +89,7 @@ class InputBatch:
         self.block_table.replace(slot, request.block_ids[0])
         self.stop_token_ids[slot] = list(request.stop_token_ids)
         self._set_sampling(slot, request.request_id, request.sampling)
+        self.sparse.enter(request)
 
     def _set_sampling(self, slot: int, request_id: str, params: SamplingParams) -> None:
         for name, column in self.columns.items():
@@ -120,6 +125,10 @@ class InputBatch:
             num_tokens=lengths,
             prompt_lens=prompt_lens,
             vocab_limit=self.vocab_limit,
+            token_counts=self.sparse.token_counts(slots, lengths, self.token_ids),
+            logit_bias=by_row(self.sparse.logit_bias, slots),
+            allowed_token_ids=by_row(self.sparse.allowed_token_ids, slots),
+            bad_words=by_row(self.sparse.bad_words, slots),
         )
 
     def append_sampled(self, slots: np.ndarray, lengths: np.ndarray, token_ids: np.ndarray) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -10,13 +10,16 @@ import torch
 
 from pegboard.config import EngineConfig
 from pegboard.contracts.attention import AttentionBackend
+from pegboard.contracts.logits_processor import LogitsProcessor
 from pegboard.contracts.model import ForwardContext, Model, ModelSpec
 from pegboard.contracts.sampler import Sampler, SamplerOutput
 from pegboard.contracts.worker import WorkerExtension
 from pegboard.wire import GrammarOutput, Logprobs, ModelRunnerOutput, SchedulerOutput
+from pegboard_plugins.worker.bitmasks import masks_by_row
 from pegboard_plugins.worker.cache_engine import CacheEngine
-from pegboard_plugins.worker.grammar_mask import mask_logits
 from pegboard_plugins.worker.input_batch import InputBatch
+from pegboard_plugins.worker.logits_processors import LogitsProcessors
+from pegboard_plugins.worker.prompt_logprobs import PromptLogprobs
 from pegboard_plugins.worker.step_inputs import StepBuilder, StepInputs
 from pegboard_plugins.worker.timings import StepTimings
 
@@ -27,7 +30,9 @@ class _HalfStep:
 
     plan: SchedulerOutput
     inputs: StepInputs
+    hidden: torch.Tensor
     logits: torch.Tensor | None
+    """[N, vocab_size] of the rows that sample, or None when there are none."""
 
 
 class ModelRunner:
@@ -46,6 +51,7 @@ class ModelRunner:
         device: torch.device,
         extensions: Iterable[WorkerExtension] = (),
         synchronize: Callable[[], None] = lambda: None,
+        processors: Mapping[str, LogitsProcessor] | None = None,
     ) -> None:
         self.model, self.backend, self.sampler, self.device = model, backend, sampler, device
         self.cache: CacheEngine | None = None
@@ -59,6 +65,8 @@ class ModelRunner:
         )
         max_tokens = max(config.scheduler.max_num_batched_tokens, config.scheduler.max_num_seqs)
         self._builder = StepBuilder(self.batch, max_tokens, device, spec.prompt_length_rope)
+        self._prompt_logprobs = PromptLogprobs(self.batch)
+        self._processors = LogitsProcessors(processors or {}, self.batch)
         self._extensions = tuple(extensions)
         self._synchronize = synchronize
         self._half: _HalfStep | None = None
@@ -66,34 +74,34 @@ class ModelRunner:
     def execute_model(self, plan: SchedulerOutput) -> ModelRunnerOutput | None:
         """Apply ``plan`` and run the forward. Then sample, unless ``plan.grammar_slots``: None, and ``sample_tokens`` follows."""
         assert self.cache is not None, "the KV cache comes before the first step"
+        if self._half is not None:
+            raise ValueError(f"execute_model: step {self._half.plan.step_id} waits for its second half, sample_tokens")
         self.timings.start()
         self.batch.leave(plan)
         self.cache.apply(plan)
         self.batch.enter(plan)
+        self._prompt_logprobs.update(plan)
+        self._processors.update(plan)
         if plan.empty:
             return ModelRunnerOutput(step_id=plan.step_id, slots=[], sampled_token_ids=[])
         inputs = self._builder.build(plan)
         self.timings.mark("prepare")
-        half = _HalfStep(plan, inputs, self._forward(plan, inputs))
+        half = self._forward(plan, inputs)
         if plan.grammar_slots:
             self._half = half
             return None
-        return self._sample(half)
+        return self._sample(half, {})
 
     def sample_tokens(self, grammar: GrammarOutput | None) -> ModelRunnerOutput:
-        """Second half of the step that ``execute_model`` left open. Raises ``ValueError`` for a grammar of another step."""
+        """Second half of the step that ``execute_model`` left open. Raises ``ValueError`` for a grammar of another step, or one
+        that lacks a row of ``plan.grammar_slots``."""
         half, self._half = self._half, None
         if half is None:
             raise ValueError("sample_tokens: no step waits for its second half")
-        if grammar is not None and grammar.step_id != half.plan.step_id:
-            raise ValueError(f"sample_tokens: bitmasks of step {grammar.step_id}, but step {half.plan.step_id} is open")
         self.timings.start()
-        if grammar is not None and half.logits is not None:
-            mask_logits(half.logits, half.inputs.sample_slots, grammar)
-        return self._sample(half)
+        return self._sample(half, masks_by_row(half.plan, half.inputs.sample_slots, grammar, self.batch.vocab_limit))
 
-    def _forward(self, plan: SchedulerOutput, inputs: StepInputs) -> torch.Tensor | None:
-        """Logits [N, vocab_size] of the rows that sample, or None when there are none."""
+    def _forward(self, plan: SchedulerOutput, inputs: StepInputs) -> _HalfStep:
         assert self.cache is not None
         metadata = self.backend.build_metadata(inputs.attention)
         context = ForwardContext(metadata, self.cache.device_caches, self.backend, inputs.prompt_lens)
@@ -107,19 +115,30 @@ class ModelRunner:
         logits = None
         if len(inputs.sample_rows):
             logits = self.model.compute_logits(hidden if inputs.sample_index is None else hidden[inputs.sample_index])
+            if inputs.logits_index is not None:
+                logits = logits[inputs.logits_index]
         if self.timings.enabled:
             self._synchronize()
         self.timings.mark("forward")
-        return logits
+        return _HalfStep(plan, inputs, hidden, logits)
 
-    def _sample(self, half: _HalfStep) -> ModelRunnerOutput:
+    def _sample(self, half: _HalfStep, masks: dict[int, np.ndarray]) -> ModelRunnerOutput:
+        """``masks``: row among those that sample to the bitmask of its grammar."""
         plan, inputs = half.plan, half.inputs
         output = ModelRunnerOutput(step_id=plan.step_id, slots=plan.slots, sampled_token_ids=[[] for _ in plan.slots])
         if half.logits is not None:
-            sampled = self.sampler.sample(half.logits, self.batch.sampling_batch(inputs.sample_slots, inputs.sample_lengths))
-            self.timings.mark("sample")
+            batch = self.batch.sampling_batch(inputs.sample_slots, inputs.sample_lengths)
+            batch.grammar_masks, batch.processors = masks, self._processors.active
+            sampled = self.sampler.sample(half.logits, batch)
+            half.logits = None  # its memory may be used again
             self.batch.append_sampled(inputs.sample_slots, inputs.sample_lengths, sampled.token_ids)
             _book(output, inputs.sample_rows, sampled)
+        prompt_logprobs, errors = self._prompt_logprobs.compute(plan, half.hidden, self.model)
+        if prompt_logprobs:
+            output.prompt_logprobs = prompt_logprobs
+        for row, message in errors.items():
+            _fail(output, row, message)
+        self.timings.mark("sample")
         for extension in self._extensions:
             extension.after_sample(plan, output)
         self.timings.mark("finish")
@@ -138,3 +157,10 @@ def _book(output: ModelRunnerOutput, rows: np.ndarray, sampled: SamplerOutput) -
     if sampled.logprobs:
         logprobs: dict[int, list[Logprobs]] = {int(rows[i]): [entry] for i, entry in sampled.logprobs.items()}
         output.logprobs = logprobs
+
+
+def _fail(output: ModelRunnerOutput, row: int, message: str) -> None:
+    """Give up a row of the plan, whatever was sampled for it."""
+    output.sampled_token_ids[row] = []
+    output.logprobs.pop(row, None)
+    output.errors.setdefault(row, message)

@@ -10,6 +10,7 @@ import torch
 
 from pegboard.contracts.attention import CommonAttentionMetadata
 from pegboard.wire import SchedulerOutput
+from pegboard_plugins.worker.forks import logits_rows
 from pegboard_plugins.worker.input_batch import InputBatch
 
 
@@ -31,7 +32,7 @@ class StepColumn:
 
 @dataclass(slots=True)
 class StepInputs:
-    """One step. B rows in the plan's order, T tokens, N rows that sample."""
+    """One step. B rows in the plan's order, T tokens, N rows that sample, M of them from logits of their own (all but forks)."""
 
     input_ids: torch.Tensor
     """[T] int64."""
@@ -46,7 +47,9 @@ class StepInputs:
     sample_lengths: np.ndarray
     """[N] int32: tokens that each of them has before it samples."""
     sample_index: torch.Tensor | None
-    """[N] their last token in the step; None if that is every token in order."""
+    """[M] the last token in the step of those with logits of their own; None if that is every token in order."""
+    logits_index: torch.Tensor | None
+    """[N] in 0 … M - 1: whose logits each takes; None without forks, when it is its own."""
 
 
 class StepBuilder:
@@ -60,7 +63,8 @@ class StepBuilder:
         self._sent: Any = None if device.type == "cpu" else torch.cuda.Event()
 
     def build(self, plan: SchedulerOutput) -> StepInputs:
-        """Raises ``ValueError`` for a plan that does not fit what the batch holds, or that has draft tokens."""
+        """Rows without tokens are left out of everything but what is sampled. Raises ``ValueError`` for a plan that does not fit
+        what the batch holds, or that has draft tokens."""
         if plan.spec_slots:
             raise ValueError("the plan has draft tokens, which this worker does not verify; switch speculative decoding off")
         slots = np.array(plan.slots, np.int64)
@@ -68,26 +72,44 @@ class StepBuilder:
         computed = np.array(plan.num_computed_tokens, np.int32)
         lengths = computed + counts
         self._batch.check(slots, lengths)
+        rows = np.flatnonzero(np.array(plan.num_to_sample, np.int32))
+        sample_slots, sample_lengths = slots[rows], lengths[rows]
+        last, logits_index = self._logits(plan, counts, rows)
+        if logits_index is not None:
+            computing = counts > 0
+            slots, counts, computed, lengths = slots[computing], counts[computing], computed[computing], lengths[computing]
         starts = np.zeros(len(slots) + 1, np.int32)
         np.cumsum(counts, out=starts[1:])
         if self._sent is not None:
             self._sent.synchronize()  # the last step's copies may still read the host buffers
         total = self._fill(slots, counts, computed, starts)
         sent = {name: column.send(total) for name, column in self._columns.items()}
-        rows = np.flatnonzero(np.array(plan.num_to_sample, np.int32))
         inputs = StepInputs(
             sent["input_ids"],
             sent["positions"],
             self._attention(slots, starts, lengths, sent["slot_mapping"], total),
             sent.get("prompt_lens"),
             sample_rows=rows,
-            sample_slots=slots[rows],
-            sample_lengths=lengths[rows],
-            sample_index=None if len(rows) == total else torch.from_numpy(starts[1:][rows] - 1).to(self._device),
+            sample_slots=sample_slots,
+            sample_lengths=sample_lengths,
+            sample_index=None if len(last) == total else self._send(last),
+            logits_index=None if logits_index is None else self._send(logits_index),
         )
         if self._sent is not None:
             self._sent.record()
         return inputs
+
+    def _logits(self, plan: SchedulerOutput, counts: np.ndarray, rows: np.ndarray) -> tuple[np.ndarray, np.ndarray | None]:
+        """What ``sample_index`` and ``logits_index`` hold, for the ``rows`` of the plan that sample; ``counts`` [B] tokens."""
+        ends = np.cumsum(counts)
+        origins = logits_rows(plan, self._batch)
+        if origins is None:
+            return ends[rows] - 1, None
+        own = rows[counts[rows] > 0]
+        return ends[own] - 1, np.searchsorted(own, origins[rows])
+
+    def _send(self, index: np.ndarray) -> torch.Tensor:
+        return torch.from_numpy(index).to(self._device)
 
     def _fill(self, slots: np.ndarray, counts: np.ndarray, computed: np.ndarray, starts: np.ndarray) -> int:
         """Write ids, positions and cache places of every token. Returns how many there are."""

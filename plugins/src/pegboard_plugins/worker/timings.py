@@ -9,7 +9,7 @@ class StepTimings:
     """Seconds per stage, summed over the steps since it was switched on. Off, it costs next to nothing.
 
     Stages: ``prepare`` (deltas, input tensors), ``metadata`` (the attention backend's plan), ``forward`` (model and logits),
-    ``sample``, ``finish`` (booking tokens, making the output).
+    ``sample`` (tokens, and log probabilities of prompts), ``finish`` (making the output).
     """
 
     STAGES = ("prepare", "metadata", "forward", "sample", "finish")

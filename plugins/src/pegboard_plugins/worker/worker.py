@@ -77,6 +77,7 @@ class StandardWorker(Worker):
             self.device,
             self.extensions.values(),
             self.platform.synchronize,
+            self.composition.create_all("logits_processor"),
         )
         self._tidy()
 
@@ -88,7 +89,7 @@ class StandardWorker(Worker):
         cache = self.runner.cache
         assert cache is not None, "the KV cache comes before the warm-up"
         for num_tokens, num_rows in ((tokens, 1), (rows, rows), (1, 1)):
-            logits = self._dummy_forward(cache.device_caches, num_tokens, num_rows)
+            _, logits = self._dummy_forward(cache.device_caches, num_tokens, num_rows)
             dummy_step.run_sampler(self.runner.sampler, logits, self.runner.batch.vocab_limit)
         cache.clear_null_block()
 
@@ -116,7 +117,8 @@ class StandardWorker(Worker):
 
     @torch.inference_mode()
     def determine_available_memory(self) -> MemoryReport:
-        """A real forward and sampler on ``max_num_batched_tokens`` tokens; activations are how far memory rose meanwhile."""
+        """A real forward and sampler on ``max_num_batched_tokens`` tokens, and what forks and prompt log probabilities take on
+        top; activations are how far memory rose meanwhile."""
         self._tidy()
         before = self._memory_in_use()
         self._reset_peak()
@@ -124,11 +126,14 @@ class StandardWorker(Worker):
         caches = dummy_step.scratch_caches(
             self.runner.model, self.runner.backend, self.config.kv_cache.block_size, self.dtype, self.device
         )
-        logits = self._dummy_forward(caches, scheduler.max_num_batched_tokens, scheduler.max_num_seqs)
+        hidden, logits = self._dummy_forward(caches, scheduler.max_num_batched_tokens, scheduler.max_num_seqs)
+        dummy_step.copy_for_forks(logits)
         dummy_step.run_sampler(self.runner.sampler, logits, self.runner.batch.vocab_limit)
+        del logits
+        dummy_step.run_prompt_logprobs(self.runner.model, hidden, self.runner.batch.vocab_limit)
         self.platform.synchronize()
         activations = max(0, self._peak_memory() - before)
-        del logits, caches
+        del hidden, caches
         self._tidy()
         booked = sum(extension.on_memory_profile() for extension in self.extensions.values())
         available, reason = self._available(activations, booked)
@@ -246,7 +251,9 @@ class StandardWorker(Worker):
         backend: AttentionBackend = self.composition.make(choice.provider, query=queries[0], device=self.device)
         return backend
 
-    def _dummy_forward(self, caches: dict[str, torch.Tensor], num_tokens: int, num_rows: int) -> torch.Tensor:
+    def _dummy_forward(
+        self, caches: dict[str, torch.Tensor], num_tokens: int, num_rows: int
+    ) -> tuple[torch.Tensor, torch.Tensor]:
         lengths = dummy_step.spread(num_tokens, num_rows, self._max_model_len)
         return dummy_step.run_forward(
             self.runner.model, self.runner.backend, caches, lengths, self.config.kv_cache.block_size, self.device

@@ -119,7 +119,7 @@ class Conversation:
         try:
             token_ids = self._engine.input.render_chat([*system, *messages])
             params = sampling_params(self._args, self._engine, len(token_ids), MAX_TOKENS)
-            answer = stream(self._engine, {"prompt_token_ids": token_ids}, params, _write)
+            [answer] = stream(self._engine, {"prompt_token_ids": token_ids}, params, _write)
         except ValueError as error:
             self._complain(f"{error}" + ("; /reset starts over" if self._messages else ""))
             return

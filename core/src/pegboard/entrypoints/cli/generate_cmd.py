@@ -45,6 +45,8 @@ def add_parser(subparsers: Any) -> argparse.ArgumentParser:
     form.add_argument("--raw", action="store_true", help="continue the prompt as it is, without chat template")
     parser.add_argument("--no-stream", action="store_true", help="print the answer when it is complete")
     parser.add_argument("--json", action="store_true", help="one JSON object per answer instead of text")
+    parser.add_argument("--n", type=int, default=1, metavar="N", help="answers to each prompt (default: 1); several don't stream")
+    parser.add_argument("--logprobs", type=int, metavar="K", help="with --json: log probabilities of the K likeliest tokens")
     add_sampling_options(parser, MAX_TOKENS)
     add_config_arguments(parser)
     parser.set_defaults(run=run)
@@ -61,38 +63,42 @@ def run(args: argparse.Namespace) -> int:
 def _generate(args: argparse.Namespace) -> int:
     from pegboard.entrypoints.cli.report import start_engine
 
-    check_sampling_options(args)
+    check_sampling_options(args, n=args.n, logprobs=args.logprobs)
+    if args.logprobs is not None and not args.json:
+        raise ValueError("--logprobs are only shown with --json")
     prompts = _prompts(args)
     failed = False
     with start_engine(args) as engine:
         for i, prompt in enumerate(prompts):
             if i and not args.json:
                 print()
-            reason = _answer(args, engine, prompt)
-            failed |= reason == "error"
-            if reason == "abort":
+            reasons = _answer(args, engine, prompt)
+            failed |= "error" in reasons
+            if "abort" in reasons:
                 return 130
     return 1 if failed else 0
 
 
-def _answer(args: argparse.Namespace, engine: LLMEngine, prompt: str) -> str:
-    """Print one answer; returns its finish reason."""
+def _answer(args: argparse.Namespace, engine: LLMEngine, prompt: str) -> set[str]:
+    """Print the answers to one prompt; returns their finish reasons."""
     from pegboard.entrypoints.cli.streaming import stream
 
     token_ids = _token_ids(args, engine, prompt)
-    params = sampling_params(args, engine, len(token_ids), MAX_TOKENS)
-    streams = not (args.no_stream or args.json)
-    answer = stream(engine, {"prompt_token_ids": token_ids}, params, _write if streams else _discard)
-    if args.json:
-        print(json.dumps({"prompt": prompt, **answer.as_json()}, ensure_ascii=False), flush=True)
-    else:
-        _write("\n" if streams else answer.text + "\n")
-    if answer.finish_reason == "error":
-        print(f"pegboard generate: the answer failed: {answer.stop_reason}", file=sys.stderr)
-    elif answer.interrupted:
-        print("pegboard generate: interrupted", file=sys.stderr)
-    print(f"[{answer.timing}]", file=sys.stderr)
-    return answer.finish_reason
+    params = sampling_params(args, engine, len(token_ids), MAX_TOKENS, n=args.n, logprobs=args.logprobs)
+    streams = not (args.no_stream or args.json or args.n > 1)
+    answers = stream(engine, {"prompt_token_ids": token_ids}, params, _write if streams else _discard)
+    for answer in answers:
+        if args.json:
+            print(json.dumps({"prompt": prompt, **answer.as_json()}, ensure_ascii=False), flush=True)
+        else:
+            between = "\n" if answer.index else ""
+            _write("\n" if streams else f"{between}{answer.text}\n")
+        if answer.finish_reason == "error":
+            print(f"pegboard generate: the answer failed: {answer.stop_reason}", file=sys.stderr)
+        elif answer.interrupted:
+            print("pegboard generate: interrupted", file=sys.stderr)
+        print(f"[{answer.timing}]", file=sys.stderr)
+    return {answer.finish_reason for answer in answers}
 
 
 def _prompts(args: argparse.Namespace) -> list[str]:

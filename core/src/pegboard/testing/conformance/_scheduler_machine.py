@@ -9,6 +9,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition,
 
 from pegboard.contracts.scheduler import PauseState
 from pegboard.testing.driver import SchedulerDriver, expected_output, make_request
+from pegboard.testing.fake_grammars import FakeGrammar
 from pegboard.testing.fakes import hash_model
 from pegboard.wire import EngineCoreRequest, FinishReason
 
@@ -51,6 +52,7 @@ class SchedulerMachine(RuleBasedStateMachine):
             allocator=self.allocator_name,
             max_model_len=max_model_len,
             model=hash_model(VOCAB),
+            vocab_size=VOCAB,
             parts=self.kit.parts if adversary is None else self.kit.adversaries(adversary),
             max_num_batched_tokens=budget,
             max_num_seqs=max_num_seqs,
@@ -68,16 +70,38 @@ class SchedulerMachine(RuleBasedStateMachine):
         stops=st.sets(st.integers(0, VOCAB - 1), max_size=2),
         priority=st.integers(0, 2),
         salt=st.sampled_from((None, None, "s")),
+        report=st.sampled_from((False, False, True)),
+        grammar=st.sampled_from((None, None, FakeGrammar(3, 9), FakeGrammar(2, 3))),
     )
-    def add(self, prompt: list[int], max_tokens: int, min_tokens: int, stops: set[int], priority: int, salt: Any) -> None:
+    def add(self, prompt: list[int], max_tokens: int, min_tokens: int, report: bool, **fields: Any) -> None:
+        self.enter(prompt, max_tokens, min_tokens=min(min_tokens, max_tokens), prompt_logprobs=report, **fields)
+
+    @rule(
+        prompt=st.lists(st.integers(0, 1), min_size=1, max_size=24),
+        lengths=st.lists(st.integers(1, 20), min_size=2, max_size=6),
+        reports=st.sampled_from((None, None, 0, 1)),
+        stops=st.sets(st.integers(0, VOCAB - 1), max_size=2),
+        priority=st.integers(0, 2),
+        grammar=st.sampled_from((None, None, FakeGrammar(3, 9))),
+    )
+    def add_group(self, prompt: list[int], lengths: list[int], reports: int | None, **fields: Any) -> None:
+        """``lengths``: of the answers, at most. The one at place ``reports`` wants prompt logprobs."""
+        group = f"g{len(self.requests)}"
+        for place, max_tokens in enumerate(lengths):
+            self.enter(prompt, max_tokens, group=group, variant=place, prompt_logprobs=place == reports, **fields)
+
+    def enter(
+        self, prompt: list[int], max_tokens: int, prompt_logprobs: bool, grammar: Any, stops: set[int], **fields: Any
+    ) -> None:
+        capabilities = self.kit.capabilities
         request = make_request(
             f"r{len(self.requests)}",
             prompt,
             max_tokens,
-            min_tokens=min(min_tokens, max_tokens),
             stop_token_ids=sorted(stops),
-            priority=priority,
-            salt=salt,
+            prompt_logprobs=prompt_logprobs and "prompt_logprobs" in capabilities,
+            grammar=grammar if "grammars" in capabilities else None,
+            **fields,
         )
         try:
             self.driver.add(request)
@@ -125,10 +149,11 @@ class SchedulerMachine(RuleBasedStateMachine):
         driver.run(20_000)
         assert driver.finished.keys() == self.requests.keys()
         for name, request in self.requests.items():
-            tokens, reason = expected_output(request, driver.runner.next_token, self.max_len)
+            tokens, reason = expected_output(request, driver.runner.next_token, self.max_len, VOCAB)
             if driver.finished[name] == FinishReason.ABORT:
                 assert driver.tokens[name] == tokens[: len(driver.tokens[name])]
             else:
                 assert (driver.tokens[name], driver.finished[name]) == (tokens, reason)
+        driver.assert_reported(*self.requests.values())
         self.kit.assert_idle(driver)
         assert driver.runner.mirror.rows == {}

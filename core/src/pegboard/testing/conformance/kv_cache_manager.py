@@ -115,6 +115,46 @@ class KVCacheManagerConformance(abc.ABC):
         assert kv.get_computed_blocks("a", prompt).num_tokens == (4 if self.caches_prefixes else 0)
         assert kv.get_computed_blocks("b", other).num_tokens == (8 if self.caches_prefixes else 0)
 
+    def test_a_fork_at_the_end_of_a_block_shares_everything(self) -> None:
+        kv = self.make(4, BLOCK, 0)
+        kv.allocate_slots("parent", 3 * BLOCK)
+        fork = kv.fork("parent", "child", 2 * BLOCK)
+        assert fork is not None, "no block is free, and none is needed"
+        assert fork.copies == []
+        assert fork.block_ids == kv.block_ids("child") == [kv.block_ids("parent")[0][:2]]
+        kv.free("parent")
+        kv.check_integrity()
+        more = kv.allocate_slots("child", 2 * BLOCK + 1)
+        assert more is not None
+        assert len(more[0]) == 1
+
+    def test_a_fork_that_finds_no_block_changes_nothing(self) -> None:
+        kv = self.make(4, BLOCK, 0)
+        kv.allocate_slots("parent", 3 * BLOCK)
+        assert kv.fork("parent", "child", BLOCK + 1) is None
+        assert kv.block_ids("child") == [[]]
+        kv.check_integrity()
+        kv.free("parent")
+        assert kv.allocate_slots("other", 3 * BLOCK) is not None
+
+    def test_a_request_that_looked_for_a_prefix_may_be_forked(self) -> None:
+        kv, tokens = self.make(8, BLOCK, 0), list(range(2 * BLOCK + 1))
+        self.computed(kv, "parent", tokens)
+        kv.get_computed_blocks("child", tokens)
+        assert kv.fork("parent", "child", len(tokens) - 1) is not None
+        assert kv.allocate_slots("child", len(tokens)) is not None
+        kv.check_integrity()
+
+    def test_a_fork_publishes_what_its_parent_did_not(self) -> None:
+        kv, tokens = self.make(8, BLOCK, 0), list(range(2 * BLOCK))
+        kv.get_computed_blocks("parent", tokens)
+        kv.allocate_slots("parent", 2 * BLOCK)
+        kv.commit("parent", tokens, BLOCK)
+        kv.fork("parent", "child", 2 * BLOCK)
+        kv.free("parent")
+        kv.commit("child", tokens, 2 * BLOCK)
+        assert kv.get_computed_blocks("next", [*tokens, 0]).num_tokens == (2 * BLOCK if self.caches_prefixes else 0)
+
     def test_of_a_freed_request_the_start_survives_longest(self) -> None:
         kv = self.make(4, BLOCK, 0)
         tokens = list(range(12))

@@ -5,64 +5,17 @@ Subclass ``SamplerConformance`` and give ``make``. The class needs numpy and tor
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import pytest
 
-from pegboard.contracts.sampler import Sampler, SamplerOutput, SamplingBatch
+from pegboard.testing.conformance._sampler_base import GREEDY, Recorder
+from pegboard.testing.conformance._sampler_constraints import ConstraintTests
+from pegboard.testing.conformance._sampler_order import OrderTests
+from pegboard.testing.sampling_batches import VOCAB, batch_of, grammar_mask, random_logits
 from pegboard.wire import SamplingParams
-
-VOCAB = 300
-
-
-def batch_of(
-    params: list[SamplingParams],
-    *,
-    prompts: list[list[int]] | None = None,
-    outputs: list[list[int]] | None = None,
-    stop_token_ids: list[list[int]] | None = None,
-    seeds: list[int] | None = None,
-    vocab_limit: int = VOCAB,
-) -> SamplingBatch:
-    """A ``SamplingBatch`` of one row per entry of ``params``; prompts default to [1], outputs to none."""
-    n = len(params)
-    prompts = prompts or [[1]] * n
-    outputs = outputs or [[]] * n
-    known = [p + o for p, o in zip(prompts, outputs, strict=True)]
-    tokens = np.full((n, max(map(len, known))), 7, np.int32)  # 7: padding that must have no effect
-    for row, ids in enumerate(known):
-        tokens[row, : len(ids)] = ids
-
-    def column(name: str, dtype: Any) -> Any:
-        return np.array([getattr(p, name) for p in params], dtype)
-
-    return SamplingBatch(
-        temperature=column("temperature", np.float32),
-        top_k=column("top_k", np.int32),
-        top_p=column("top_p", np.float32),
-        min_p=column("min_p", np.float32),
-        repetition_penalty=column("repetition_penalty", np.float32),
-        presence_penalty=column("presence_penalty", np.float32),
-        frequency_penalty=column("frequency_penalty", np.float32),
-        seeds=np.array(seeds or [p.seed or 0 for p in params], np.uint64),
-        positions=np.array([len(o) for o in outputs], np.int32),
-        num_logprobs=np.array([-1 if p.logprobs is None else p.logprobs for p in params], np.int32),
-        min_tokens=column("min_tokens", np.int32),
-        stop_token_ids=stop_token_ids or [[]] * n,
-        slots=np.arange(n),
-        token_ids=tokens,
-        num_tokens=np.array([len(ids) for ids in known], np.int32),
-        prompt_lens=np.array([len(p) for p in prompts], np.int32),
-        vocab_limit=vocab_limit,
-    )
-
-
-def random_logits(rows: int, seed: int = 0, vocab: int = VOCAB) -> Any:
-    """[rows, vocab] float32, with many equal values (multiples of 1/8), as bfloat16 logits have."""
-    rng = np.random.default_rng(seed)
-    return (np.round(rng.normal(0, 2, (rows, vocab)) * 8) / 8).astype(np.float32)
-
 
 MIXED = [
     SamplingParams(temperature=0.0),
@@ -78,17 +31,39 @@ MIXED = [
 ]
 
 
-class SamplerConformance:
+@dataclass(frozen=True)
+class Row:
+    """One row of the test of independence."""
+
+    params: SamplingParams
+    bad_words: tuple[tuple[int, ...], ...] = ()
+    grammar: tuple[int, ...] = ()
+
+
+def _rows() -> list[Row]:
+    """Every option alone, and many together."""
+    evens = tuple(range(0, VOCAB, 2))
+    rows = [Row(params) for params in MIXED]
+    for temperature in (0.0, 1.1):
+        plain = SamplingParams(temperature=temperature, seed=12)
+        many = {"logit_bias": {50: 3.0}, "allowed_token_ids": evens, "min_tokens": 5, "presence_penalty": -0.5, "top_p": 0.95}
+        rows += [
+            Row(SamplingParams(temperature=temperature, seed=13, logit_bias={3: 4.0, 299: 3.5})),
+            Row(SamplingParams(temperature=temperature, seed=14, allowed_token_ids=evens, logprobs=2)),
+            Row(SamplingParams(temperature=temperature, seed=15, min_tokens=4)),
+            Row(plain, bad_words=((5,), (21, 22), (20, 20, 7))),
+            Row(plain, grammar=evens),
+            Row(plain),
+            Row(SamplingParams(temperature=temperature, seed=16, **many), bad_words=((9,),), grammar=evens),  # type: ignore[arg-type]
+        ]
+    return rows
+
+
+ROWS = _rows()
+
+
+class SamplerConformance(ConstraintTests, OrderTests):
     """The contract of ``pegboard.contracts.sampler``, as tests."""
-
-    def make(self) -> Sampler:
-        """A fresh sampler."""
-        raise NotImplementedError("a subclass gives the sampler under test")
-
-    def run(self, logits: Any, batch: SamplingBatch) -> SamplerOutput:
-        import torch
-
-        return self.make().sample(torch.from_numpy(np.array(logits, np.float32)), batch)
 
     def test_greedy_takes_the_first_of_equal_maxima(self) -> None:
         logits = np.zeros((3, VOCAB), np.float32)
@@ -106,20 +81,32 @@ class SamplerConformance:
         assert all(np.isfinite(entry.logprobs).all() for entry in output.logprobs.values())
 
     def test_a_row_does_not_depend_on_its_neighbours(self) -> None:
-        n = len(MIXED)
+        """Alone, in any order and among any others: same token, same log probabilities, bit by bit."""
+        n = len(ROWS)
         logits = random_logits(n, seed=1)
-        prompts = [[1, 2, 3, 10 + row] for row in range(n)]
-        outputs = [[20 + row] * (1 + row % 3) for row in range(n)]
+        processors = [Recorder({8: 1.5}, only={0, 3, 20}), Recorder({}, invariant=True, only={5, 21, 22})]
 
         def run(rows: list[int]) -> list[tuple[int, Any]]:
-            batch = batch_of([MIXED[r] for r in rows], prompts=[prompts[r] for r in rows], outputs=[outputs[r] for r in rows])
+            batch = batch_of(
+                [ROWS[r].params for r in rows],
+                prompts=[[1, 2, 3, 10 + r] for r in rows],
+                outputs=[[20 + r] * (1 + r % 3) for r in rows],
+                stop_token_ids=[[r, 30] for r in rows],
+                bad_words={i: ROWS[r].bad_words for i, r in enumerate(rows) if ROWS[r].bad_words},
+                grammar_masks={i: grammar_mask(ROWS[r].grammar) for i, r in enumerate(rows) if ROWS[r].grammar},
+                processors=processors,
+                slots=rows,
+            )
             output = self.run(logits[rows], batch)
+            assert not output.errors
             return [(int(output.token_ids[i]), output.logprobs.get(i)) for i in range(len(rows))]
 
         alone = [run([row])[0] for row in range(n)]
         assert run(list(range(n))) == alone
         assert run(list(reversed(range(n)))) == alone[::-1]
         assert run([2, 6, 9]) == [alone[2], alone[6], alone[9]]
+        shuffled = np.random.default_rng(0).permutation(n)[: n // 2].tolist()
+        assert run(shuffled) == [alone[row] for row in shuffled]
 
     def test_draws_follow_seed_and_position_alone(self) -> None:
         logits = np.repeat(random_logits(1, seed=2), 2, axis=0)
@@ -132,20 +119,63 @@ class SamplerConformance:
 
     @pytest.mark.parametrize("params", MIXED[1:7])
     def test_frequencies_match_the_distribution(self, params: SamplingParams) -> None:
-        logits = random_logits(1, seed=3)[0]
-        draws = 4000
-        batch = batch_of([params] * draws, seeds=list(range(draws)))
-        drawn = self.run(np.repeat(logits[None], draws, axis=0), batch).token_ids
-        assert_distribution(drawn, reference_distribution(logits, params))
+        self.check_frequencies(random_logits(1, seed=3)[0], params)
 
-    def test_nan_fails_its_row_alone(self) -> None:
+    @pytest.mark.parametrize("options", [{}, {"top_k": 5}, {"top_p": 0.7}, {"min_p": 0.5}])
+    def test_equal_logits_are_kept_by_rising_id(self, options: dict[str, Any]) -> None:
+        """Of equal ones at the end of what top-k or top-p keep, those with the lowest ids stay."""
+        logits = np.full(VOCAB, -50.0, np.float32)
+        logits[[10, 60, 110, 160, 210, 260, 299, 40]] = 2.0
+        self.check_frequencies(logits, SamplingParams(**options))
+
+    @pytest.mark.parametrize("options", [{}, {"top_k": 3}, {"top_p": 0.9}, {"min_p": 0.1}, {"logprobs": 3}])
+    def test_extreme_logits(self, options: dict[str, Any]) -> None:
+        """The float32 range, masked logits, and one id left: a token, never an overflow."""
+        logits = np.full((4, VOCAB), -np.inf, np.float32)
+        logits[0, [5, 9]] = 1e4, 1e4 - 0.1
+        logits[1, [5, 9]] = 3e38, -3e38
+        logits[2, 7] = -3e38
+        logits[3] = -1e30
+        logits[3, 3] = -1e29
+        params = [SamplingParams(temperature=t, seed=3, **options) for t in (1e-3, 1.0, 2e-4, 0.5)]
+        assert self.tokens(logits, batch_of(params)) == [5, 5, 7, 3]
+
+    @pytest.mark.parametrize("temperature", [0.0, 1.0])
+    def test_a_vocabulary_of_one(self, temperature: float) -> None:
+        params = [SamplingParams(temperature=temperature, seed=1, top_k=k, top_p=p) for k, p in ((0, 1.0), (1, 0.5), (7, 0.9))]
+        assert self.tokens(np.zeros((3, 1), np.float32), batch_of(params, prompts=[[0]] * 3, vocab_limit=1)) == [0, 0, 0]
+
+    @pytest.mark.parametrize("temperature", [0.0, 1.0])
+    def test_half_precision_logits(self, temperature: float) -> None:
+        """Exact in bfloat16, so that both types must give the same."""
+        import torch
+
+        logits = np.round(random_logits(6, seed=8) * 4) / 4
+        params = [
+            SamplingParams(temperature=temperature, seed=row, presence_penalty=0.5, logit_bias={9: 3.0}) for row in range(5)
+        ]
+        batch = batch_of([*params, GREEDY], outputs=[[4]] * 6)
+        half = self.make().sample(torch.from_numpy(logits).to(torch.bfloat16), batch)
+        assert half.token_ids.tolist() == self.tokens(logits, batch)
+
+    @pytest.mark.parametrize("bad", [np.nan, np.inf])
+    def test_logits_that_are_no_numbers_fail_their_row_alone(self, bad: float) -> None:
         logits = random_logits(3)
-        logits[1, 42] = np.nan
-        for params in (SamplingParams(temperature=0.0), SamplingParams(temperature=1.0, top_p=0.9, seed=1, logprobs=2)):
-            output = self.run(logits, batch_of([params] * 3))
+        logits[1, 42] = bad
+        for options in ({"temperature": 0.0}, {"top_p": 0.9, "seed": 1, "logprobs": 2}, {"top_k": 9, "presence_penalty": 1.0}):
+            params = SamplingParams(**options)  # type: ignore[arg-type]
+            output = self.run(logits, batch_of([params] * 3, outputs=[[5]] * 3))
             assert set(output.errors) == {1}
-            good = self.run(logits[[0, 2]], batch_of([params] * 2))
+            assert 1 not in output.logprobs
+            good = self.run(logits[[0, 2]], batch_of([params] * 2, outputs=[[5]] * 2))
             assert output.token_ids[[0, 2]].tolist() == good.token_ids.tolist()
+
+    def test_a_nan_is_not_hidden_by_forbidding_its_id(self) -> None:
+        logits = random_logits(4)
+        logits[:, 42] = np.nan
+        params = [SamplingParams(allowed_token_ids=(1, 2)), GREEDY, SamplingParams(min_tokens=1), GREEDY]
+        batch = batch_of(params, stop_token_ids=[[42]] * 4, bad_words={1: [[42]]}, grammar_masks={3: grammar_mask([7])})
+        assert set(self.run(logits, batch).errors) == {0, 1, 2, 3}
 
     def test_ids_from_the_limit_on_are_never_chosen_or_listed(self) -> None:
         logits = random_logits(3)
@@ -154,29 +184,6 @@ class SamplerConformance:
         output = self.run(logits, batch_of(params, vocab_limit=200))
         assert (output.token_ids < 200).all()
         assert all(max(entry.token_ids) < 200 for entry in output.logprobs.values())
-
-    def test_min_tokens_forbids_stop_ids_until_then(self) -> None:
-        logits = random_logits(2)
-        logits[:, [30, 31]] = 60.0
-        params = [SamplingParams(temperature=0.0, min_tokens=2, max_tokens=9), SamplingParams(seed=1, min_tokens=2, max_tokens=9)]
-        for length in range(4):
-            batch = batch_of(params, outputs=[[5] * length] * 2, stop_token_ids=[[30, 31]] * 2)
-            stopped = [token in (30, 31) for token in self.run(logits, batch).token_ids.tolist()]
-            assert stopped == [length >= 2] * 2
-
-    def test_penalties_look_at_the_right_tokens(self) -> None:
-        logits = np.zeros((4, VOCAB), np.float32)
-        logits[:, 5], logits[:, 6] = 3.0, 2.5
-        params = [
-            SamplingParams(temperature=0.0, presence_penalty=2.0),
-            SamplingParams(temperature=0.0, frequency_penalty=2.0),
-            SamplingParams(temperature=0.0, repetition_penalty=2.0),
-            SamplingParams(temperature=0.0, presence_penalty=-2.0),
-        ]
-        prompt_only = batch_of(params, prompts=[[5] * 10] * 4)
-        assert self.run(logits, prompt_only).token_ids.tolist() == [5, 5, 6, 5]
-        with_output = batch_of(params, prompts=[[1]] * 4, outputs=[[5], [5], [5], [6]])
-        assert self.run(logits, with_output).token_ids.tolist() == [6, 6, 6, 6]
 
     def test_logprobs_are_of_the_raw_logits(self) -> None:
         logits = random_logits(4, seed=5)
@@ -192,31 +199,3 @@ class SamplerConformance:
             assert entry.token_ids == [token, *(i for i in best if i != token)]
             assert np.allclose(entry.logprobs, expected[row, entry.token_ids], atol=1e-5)
             assert entry.rank == 1 + int((raw[row] > raw[row, token]).sum())
-
-
-def reference_distribution(logits: Any, params: SamplingParams) -> Any:
-    """Probabilities [V] by the definitions, in float64 with a plain sort: min-p, then top-k, then top-p."""
-    scaled = logits.astype(np.float64) / params.temperature
-    p = np.exp(scaled - scaled.max())
-    p[p < params.min_p] = 0.0
-    order = np.argsort(-p, kind="stable")
-    if params.top_k > 0:
-        p[order[params.top_k :]] = 0.0
-    p /= p.sum()
-    before = np.cumsum(p[order]) - p[order]
-    p[order[before >= params.top_p]] = 0.0
-    return p / p.sum()
-
-
-def assert_distribution(drawn: Any, expected: Any) -> None:
-    """Chi-square over ids with at least 5 expected draws (the others pooled), at six standard deviations of its statistic."""
-    assert (expected[drawn] > 0).all(), "a token outside the support was drawn"
-    counts = np.bincount(drawn, minlength=len(expected)).astype(np.float64)
-    wanted = expected * len(drawn)
-    large = wanted >= 5
-    observed = np.append(counts[large], counts[~large].sum())
-    ideal = np.append(wanted[large], wanted[~large].sum())
-    observed, ideal = observed[ideal > 0], ideal[ideal > 0]
-    statistic = ((observed - ideal) ** 2 / ideal).sum()
-    freedom = len(observed) - 1
-    assert statistic < freedom + 6 * np.sqrt(2 * freedom) + 6, f"chi-square {statistic:.1f} at {freedom} degrees of freedom"

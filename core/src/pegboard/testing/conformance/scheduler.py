@@ -6,79 +6,24 @@ worker that refuses plans which no worker could follow; what comes out is compar
 
 from __future__ import annotations
 
-import abc
 import random
-from collections.abc import Callable, Mapping
-from typing import Any
 
 import pytest
 from hypothesis.stateful import run_state_machine_as_test
 
-from pegboard.config import EngineConfig, KVCacheSettings, SchedulerConfig
-from pegboard.contracts.scheduler import PauseState, RequestStatus, Scheduler
+from pegboard.contracts.scheduler import PauseState, RequestStatus
+from pegboard.testing.conformance._scheduler_features import FeatureCases
+from pegboard.testing.conformance._scheduler_kit import CACHES, DEPTHS, SchedulerKit
 from pegboard.testing.conformance._scheduler_machine import SchedulerMachine
 from pegboard.testing.conformance._views import QUICK
-from pegboard.testing.driver import SchedulerDriver, expected_output, make_request
-from pegboard.testing.fakes import FakeRunner, fake_kv_config, hash_model, scripted_model
-from pegboard.testing.mirror import MirrorWorker
-from pegboard.wire import EngineCoreRequest, FinishReason, KVCacheConfig
-
-MODEL = hash_model(1000)
-DEPTHS = pytest.mark.parametrize("depth", [1, 2, 3])
-CACHES = pytest.mark.parametrize("allocator", ["paged", "prefix"])
+from pegboard.testing.driver import make_request
+from pegboard.testing.fakes import scripted_model
+from pegboard.wire import FinishReason
 
 
-class SchedulerConformance(abc.ABC):
-    parts: Mapping[str, Callable[..., Any]] = {}
-    """Kinds to parts that ``make`` may use in place of its own; the state machine fills it with ``adversaries(seed)``."""
-
-    @abc.abstractmethod
-    def make(self, config: EngineConfig, kv_config: KVCacheConfig, parts: Mapping[str, Callable[..., Any]]) -> Scheduler:
-        """A scheduler for ``config``. ``config.kv_cache.allocator`` says "paged" (no prefix caching) or "prefix"."""
-
-    def adversaries(self, seed: int) -> Mapping[str, Callable[..., Any]]:
-        """Parts that misbehave, for the state machine; none where the scheduler has no policies."""
-        return {}
-
-    def driver(
-        self,
-        usable_blocks: int = 120,
-        block_size: int = 16,
-        *,
-        depth: int = 1,
-        allocator: str = "prefix",
-        max_model_len: int = 4096,
-        model: Any = MODEL,
-        parts: Mapping[str, Callable[..., Any]] | None = None,
-        check: bool = True,
-        **limits: Any,
-    ) -> SchedulerDriver:
-        config = EngineConfig(
-            model="none",
-            max_model_len=max_model_len,
-            scheduler=SchedulerConfig(**limits),
-            kv_cache=KVCacheSettings(allocator=allocator, block_size=block_size),
-        )
-        kv_config = fake_kv_config(usable_blocks + 1, block_size)
-        scheduler = self.make(config, kv_config, self.parts if parts is None else parts)
-        mirror = MirrorWorker(
-            kv_config,
-            max_num_seqs=config.scheduler.max_num_seqs,
-            max_num_batched_tokens=config.scheduler.max_num_batched_tokens,
-        )
-        return SchedulerDriver(scheduler, FakeRunner(mirror, model), depth, check)
-
-    def assert_right(self, driver: SchedulerDriver, requests: list[EngineCoreRequest]) -> None:
-        for request in requests:
-            tokens, reason = expected_output(request, driver.runner.next_token)
-            assert driver.tokens[request.request_id] == tokens, request.request_id
-            assert driver.finished[request.request_id] == reason
-        self.assert_idle(driver)
-
-    def assert_idle(self, driver: SchedulerDriver) -> None:
-        stats = driver.scheduler.stats()
-        assert (stats.num_running, stats.num_waiting, stats.kv_usage) == (0, 0, 0.0)
-        driver.scheduler.check_integrity()
+class SchedulerConformance(FeatureCases, SchedulerKit):
+    """Give ``make``; say in ``capabilities`` what the scheduler's provider says, and with ``shares_prompts`` that it computes the
+    prompt of a group once. Requests with a group must be served by every scheduler."""
 
     # -- limits --------------------------------------------------------------------------------------------------------
 

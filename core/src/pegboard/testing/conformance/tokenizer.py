@@ -1,4 +1,5 @@
-"""Conformance of a Tokenizer. Subclass and give ``make``; set ``byte_level = False`` for kinds that may normalise text."""
+"""Conformance of a Tokenizer. Subclass and give ``make``; set ``byte_level = False`` for kinds that may normalise text, and
+``every_byte = False`` for those that cannot spell every byte."""
 
 from __future__ import annotations
 
@@ -6,11 +7,14 @@ import abc
 import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
+from random import Random
 from typing import ClassVar
 
 import pytest
 
 from pegboard.contracts.tokenizer import ChatTemplateError, Tokenizer
+from pegboard.engine.detokenizer import REPLACEMENT
+from pegboard.testing.text_stream import check_stream
 
 TEXTS = (
     "",
@@ -37,6 +41,8 @@ TEMPLATE = (
 class TokenizerConformance(abc.ABC):
     byte_level: ClassVar[bool] = True
     """Whether decoding gives back every text exactly."""
+    every_byte: ClassVar[bool] = True
+    """Whether each single byte has a token: byte-level vocabularies, and those with byte fallback."""
 
     @abc.abstractmethod
     def make(self) -> Tokenizer: ...
@@ -94,6 +100,47 @@ class TokenizerConformance(abc.ABC):
         ids = tokenizer.encode("\U0001f9e9", add_special_tokens=False)
         if len(ids) > 1 and self.byte_level:
             assert "\ufffd" in tokenizer.decode(ids[:-1])
+
+    @pytest.mark.parametrize("text", TEXTS)
+    def test_bytes_of_tokens_join_to_the_text(self, tokenizer: Tokenizer, text: str) -> None:
+        ids = tokenizer.encode(text, add_special_tokens=False)
+        pieces = [tokenizer.token_bytes(token_id) for token_id in ids]
+        assert all((piece is None) == (token_id in tokenizer.special_ids) for piece, token_id in zip(pieces, ids, strict=True))
+        joined = b"".join(piece for piece in pieces if piece is not None)
+        expected = text if self.byte_level else tokenizer.decode(ids)
+        assert joined in (expected.encode(), b" " + expected.encode())
+
+    def test_only_tokens_that_can_be_text_have_bytes(self, tokenizer: Tokenizer) -> None:
+        for token_id in (*tokenizer.special_ids, tokenizer.vocab_size, tokenizer.vocab_size + 1000, 2**31, 2**40, -1, -(2**40)):
+            assert tokenizer.token_bytes(token_id) is None
+        for token_id in range(tokenizer.vocab_size):
+            known = tokenizer.token_text(token_id) is not None and token_id not in tokenizer.special_ids
+            assert isinstance(tokenizer.token_bytes(token_id), bytes if known else type(None))
+
+    def test_every_byte_has_a_token(self, tokenizer: Tokenizer) -> None:
+        found = {tokenizer.token_bytes(token_id) for token_id in range(tokenizer.vocab_size)}
+        if self.every_byte:
+            assert found >= {bytes([byte]) for byte in range(256)}
+
+    @pytest.mark.parametrize("text", TEXTS)
+    def test_text_can_be_decoded_while_it_grows(self, tokenizer: Tokenizer, text: str) -> None:
+        pieces = check_stream(tokenizer, tokenizer.encode(text, add_special_tokens=False))
+        assert pieces[-1] == "" or REPLACEMENT in text
+        assert REPLACEMENT in text or not any(REPLACEMENT in piece for piece in pieces)
+
+    @pytest.mark.parametrize("skip_special_tokens", [True, False])
+    def test_any_ids_can_be_decoded_while_they_grow(self, tokenizer: Tokenizer, skip_special_tokens: bool) -> None:
+        random = Random(0)
+        bytes_of = {i: tokenizer.token_bytes(i) for i in range(tokenizer.vocab_size)}
+        kinds = [
+            [*bytes_of, tokenizer.vocab_size + 1000],
+            [i for i, data in bytes_of.items() if data is not None and data.decode(errors="ignore").encode() != data],
+            [i for i, data in bytes_of.items() if data is not None and len(data) == 1] + [0],
+            sorted(tokenizer.special_ids)[:3] + [i for i, data in bytes_of.items() if data][:3],
+        ]
+        for _ in range(100):
+            kind = random.choice([kind for kind in kinds if kind])
+            check_stream(tokenizer, [random.choice(kind) for _ in range(random.randint(1, 50))], skip_special_tokens)
 
     def test_it_works_from_many_threads(self, tokenizer: Tokenizer) -> None:
         expected = [tokenizer.encode(text) for text in TEXTS]

@@ -6,69 +6,22 @@ standard parts.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
-import numpy as np
 import pytest
 
-from pegboard.contracts.worker import Worker, check_method
-from pegboard.engine.bootstrap import prepare
-from pegboard.testing.fakes import NextToken, hash_model
+from pegboard.contracts.worker import check_method
+from pegboard.testing.conformance._worker_boot import MODEL, PROMPTS, SLOTS, continuation
+from pegboard.testing.conformance._worker_rows import RowsOfAllKinds
 from pegboard.testing.plan_driver import PlanDriver
-from pegboard.testing.scripted_model import NAN, ScriptedPlugin
-from pegboard.wire import GrammarOutput, KVCacheConfig, KVCacheGroup, SamplingParams, SchedulerOutput, World
+from pegboard.testing.scripted_model import NAN
+from pegboard.wire import SamplingParams, SchedulerOutput
 
-VOCAB = 500
-BLOCK = 4
-BLOCKS = 200
-SLOTS = 8
-PROMPTS = {"a": [5, 6, 7], "b": list(range(10, 31)), "c": [9], "d": [3] * 16}
-MODEL = hash_model(VOCAB)
+__all__ = ["WorkerConformance", "continuation"]
 
 
-def continuation(prompt: list[int], count: int, model: NextToken = MODEL) -> list[int]:
-    """What the model says after ``prompt``."""
-    tokens = list(prompt)
-    for _ in range(count):
-        tokens.append(model(tokens))
-    return tokens[len(prompt) :]
-
-
-class WorkerConformance:
+class WorkerConformance(RowsOfAllKinds):
     """The contract of ``pegboard.contracts.worker``, as tests."""
-
-    worker = "default"
-
-    def boot(self, model: NextToken = MODEL, host_blocks: int = 0) -> Worker:
-        """A worker that is ready for steps."""
-        prepared = prepare(
-            model="scripted",
-            plugins={"scripted": ScriptedPlugin(model, vocab_size=VOCAB, max_model_len=256)},
-            executor={"worker": self.worker, "num_threads": 1},
-            scheduler={"max_num_seqs": SLOTS, "max_num_batched_tokens": 64},
-            kv_cache={"block_size": BLOCK, "memory": "1MiB"},
-        )
-        worker: Worker = prepared.composition.create("worker", world=World())
-        worker.init_device()
-        worker.load_model()
-        specs = worker.get_kv_cache_specs()
-        report = worker.determine_available_memory()
-        assert report.available == 1 << 20, "kv_cache.memory is stated"
-        group = KVCacheGroup(layers=list(specs), spec=next(iter(specs.values())))
-        worker.initialize_cache(KVCacheConfig(num_blocks=BLOCKS, groups=[group], num_host_blocks=host_blocks))
-        worker.compile_or_warm_up()
-        return worker
-
-    def drive(self, worker: Worker) -> PlanDriver:
-        return PlanDriver(worker.execute_model, num_slots=SLOTS, block_size=BLOCK, num_blocks=BLOCKS)
-
-    @pytest.fixture
-    def driver(self) -> Iterator[PlanDriver]:
-        worker = self.boot()
-        yield self.drive(worker)
-        worker.shutdown()
-        worker.shutdown()
 
     @pytest.mark.parametrize("chunk", [1, 3, 4, 64])
     def test_chunks_and_neighbours_change_nothing(self, driver: PlanDriver, chunk: int) -> None:
@@ -151,23 +104,6 @@ class WorkerConformance:
         plan.new_requests.append(_entering(driver, slot, request.token_ids[:-1], fresh))
         assert driver.book({"a": 1}, driver.execute(plan)) == {"a": MODEL(request.token_ids[:-1])}
         worker.shutdown()
-
-    def test_two_halves_with_a_bitmask(self, driver: PlanDriver) -> None:
-        driver.add("a", PROMPTS["a"])
-        driver.add("b", PROMPTS["b"])
-        chunks = {"a": 3, "b": 21}
-        plan = driver.plan(chunks)
-        slot = driver.requests["b"].slot
-        assert slot is not None
-        plan.grammar_slots = [slot]
-        assert driver.execute(plan) is None
-        bits = np.zeros(-(-VOCAB // 32) * 32, np.uint8)
-        bits[77] = 1
-        bitmask = np.packbits(bits, bitorder="little").tobytes()
-        worker: Any = driver.execute.__self__  # type: ignore[attr-defined]
-        output = worker.sample_tokens(GrammarOutput(step_id=plan.step_id, slots=[slot], bitmask=bitmask))
-        assert driver.book(chunks, output) == {"a": continuation(PROMPTS["a"], 1)[0], "b": 77}
-        assert driver.step({"b": 1}) == {"b": MODEL([*PROMPTS["b"], 77])}
 
     def test_logits_that_are_no_numbers_fail_their_row(self) -> None:
         bad = [2, 2, 2]

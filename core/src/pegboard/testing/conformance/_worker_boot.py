@@ -1,0 +1,73 @@
+"""Boots a worker with the scripted model, for the tests in ``worker``."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from pegboard.contracts.worker import Worker
+from pegboard.engine.bootstrap import prepare
+from pegboard.testing.fakes import NextToken, hash_model
+from pegboard.testing.plan_driver import PlanDriver
+from pegboard.testing.scripted_model import ScriptedPlugin
+from pegboard.wire import KVCacheConfig, KVCacheGroup, World
+
+VOCAB = 500
+BLOCK = 4
+BLOCKS = 200
+SLOTS = 8
+PROMPTS = {"a": [5, 6, 7], "b": list(range(10, 31)), "c": [9], "d": [3] * 16}
+MODEL = hash_model(VOCAB)
+
+
+def continuation(prompt: list[int], count: int, model: NextToken = MODEL) -> list[int]:
+    """What the model says after ``prompt``."""
+    tokens = list(prompt)
+    for _ in range(count):
+        tokens.append(model(tokens))
+    return tokens[len(prompt) :]
+
+
+class BootedWorker:
+    """``worker``: the provider's name, or ``package.module:Class``."""
+
+    worker = "default"
+
+    def boot(self, model: NextToken = MODEL, host_blocks: int = 0) -> Worker:
+        """A worker that is ready for steps."""
+        prepared = prepare(
+            model="scripted",
+            plugins={"scripted": ScriptedPlugin(model, vocab_size=VOCAB, max_model_len=256)},
+            executor={"worker": self.worker, "num_threads": 1},
+            scheduler={"max_num_seqs": SLOTS, "max_num_batched_tokens": 256},
+            kv_cache={"block_size": BLOCK, "memory": "1MiB"},
+        )
+        worker: Worker = prepared.composition.create("worker", world=World())
+        worker.init_device()
+        worker.load_model()
+        specs = worker.get_kv_cache_specs()
+        report = worker.determine_available_memory()
+        assert report.available == 1 << 20, "kv_cache.memory is stated"
+        group = KVCacheGroup(layers=list(specs), spec=next(iter(specs.values())))
+        worker.initialize_cache(KVCacheConfig(num_blocks=BLOCKS, groups=[group], num_host_blocks=host_blocks))
+        worker.compile_or_warm_up()
+        return worker
+
+    def drive(self, worker: Worker) -> PlanDriver:
+        """Plans for ``worker``, whose batch must be empty."""
+        return PlanDriver(
+            worker.execute_model,
+            num_slots=SLOTS,
+            block_size=BLOCK,
+            num_blocks=BLOCKS,
+            sample=worker.sample_tokens,
+            vocab_size=VOCAB,
+        )
+
+    @pytest.fixture
+    def driver(self) -> Iterator[PlanDriver]:
+        worker = self.boot()
+        yield self.drive(worker)
+        worker.shutdown()
+        worker.shutdown()
