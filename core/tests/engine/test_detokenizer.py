@@ -252,8 +252,7 @@ COSTLY: dict[str, Callable[[Counting], list[int]]] = {
 }
 
 
-@pytest.mark.parametrize("skip", [True, False])
-@pytest.mark.parametrize("name", COSTLY)
+@pytest.mark.parametrize(("name", "skip"), [*((name, False) for name in COSTLY), ("special tokens", True)])
 def test_cost_per_token_does_not_depend_on_length(byte_level: Counting, byte_fallback: Counting, name: str, skip: bool) -> None:
     for tokenizer in (byte_level, byte_fallback):
         some = COSTLY[name](tokenizer)
@@ -278,20 +277,29 @@ def test_tokens_that_cut_characters_anywhere_cost_no_more() -> None:
     assert tokenizer.decoded_ids < 10 * LONG
 
 
+LLAMA = decoders.Sequence([decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse(), decoders.Strip(" ", 1, 0)])
+
+
+@pytest.mark.parametrize("decoder", [LLAMA, decoders.Metaspace(), decoders.WordPiece(), decoders.ByteLevel(), None])
 @pytest.mark.parametrize("front", [[], ["▁"], ["▁a"], ["<0xF0>"], ["▁a", "<0xC3>"]])
-def test_tokens_without_text_cost_nothing_and_change_nothing(front: list[str]) -> None:
-    vocab = ["", "▁", "▁a", "b", "<0xF0>", "<0xC3>", "<0xA9>"]
-    raw = RawTokenizer(models.BPE(vocab={token: i for i, token in enumerate(vocab)}, merges=[], byte_fallback=True))
-    raw.decoder = decoders.Sequence(
-        [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse(), decoders.Strip(" ", 1, 0)]
-    )
-    tokenizer = Counting(raw)
-    for rest in (["▁a", "b"], ["<0xA9>", "▁", "▁a"], ["▁", "", "b"]):
-        ids = tokenizer.ids([*front, *[""] * 1000, *rest])
-        tokenizer.longest = 0
-        pieces = stream(tokenizer, ids)
-        assert tokenizer.longest <= 12
-        assert "".join(pieces) == tokenizer.decode(ids)
+def test_tokens_without_text_cost_nothing_and_change_nothing(decoder: Any, front: list[str]) -> None:
+    tokenizer = words(decoder, "", "▁", "▁a", "b", "<0xF0>", "<0xC3>", "<0xA9>")
+    for absent in ([], [NO_TOKEN]):
+        for rest in (["▁a", "b"], ["<0xA9>", "▁", "▁a"], ["▁", "", "b"]):
+            ids = absent + tokenizer.ids(front) + absent + tokenizer.ids([""] * 1000) + absent + tokenizer.ids(rest)
+            tokenizer.longest = 0
+            pieces = stream(tokenizer, ids)
+            assert tokenizer.longest <= 12
+            assert "".join(pieces) == tokenizer.decode(ids)
+
+
+@pytest.mark.parametrize("count", range(10, 50))
+def test_text_after_bytes_that_are_none(byte_level: Counting, byte_fallback: Counting, library: Counting, count: int) -> None:
+    """However many they are, the characters that follow come out whole."""
+    data = b"\xff" * count + "🙂é".encode() * 6
+    for tokenizer, spelled in ((byte_level, _spelled), (byte_fallback, _fallback)):
+        check_stream(tokenizer, tokenizer.ids(spelled(data)))
+    assert "".join(stream(library, library.ids([*_fallback(data), "▁the", "▁of"]))).endswith(" the of")
 
 
 def _byte(tokenizer: Counting, byte: int) -> int:

@@ -54,6 +54,8 @@ def test_a_cut_keeps_a_prefix() -> None:
 def test_prefixes_keep_at_least_one() -> None:
     weights = keep_first(np.tile([0.5, 0.3, 0.1], (4, 1)), np.array([9, 9, 2, 3]), np.array([1e-9, 0.85, 0.99, 1.0]))
     assert (weights > 0).tolist() == [[True, False, False], [True, True, False], [True, True, False], [True, True, True]]
+    tiny = np.array([[1.0, 1e-20]])  # without a nucleus nothing is lost to rounding
+    assert np.array_equal(keep_first(tiny, np.array([2]), np.array([1.0])), tiny)
 
 
 def test_bad_words_equal_a_plain_search() -> None:

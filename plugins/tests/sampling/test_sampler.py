@@ -126,6 +126,18 @@ def test_rows_that_only_want_their_highest_logit_are_not_written() -> None:
     assert not torch.equal(logits[1], before[1])
 
 
+@pytest.mark.parametrize("top_k", [0, 5])
+def test_min_p_is_exact(top_k: int) -> None:
+    """Right below the limit is out, right on it is in; here after a search by a bound that is only nearly exact."""
+    logits = np.full((300, 5000), -50.0, np.float32)
+    logits[:, [7, 9]] = 0.0, np.log(0.5) - 4e-6
+    logits[200:, 9] = 0.0
+    params = [SamplingParams(min_p=0.5, top_k=top_k)] * 200 + [SamplingParams(min_p=1.0, top_k=top_k)] * 100
+    drawn = sample(logits, batch_of(params, seeds=range(300), vocab_limit=5000)).token_ids
+    assert set(drawn[:200]) == {7}
+    assert set(drawn[200:]) == {7, 9}
+
+
 def test_an_empty_batch() -> None:
     output = sample(np.zeros((0, 300)), batch_of([]))
     assert output.token_ids.tolist() == []

@@ -225,6 +225,23 @@ def test_a_pause_of_new_requests_holds_members_too(driver_of: DriverOf) -> None:
     driver.assert_right(*group)
 
 
+def test_in_a_pause_only_those_resume_that_were_running(driver_of: DriverOf) -> None:
+    policy = Preempts()
+    driver = driver_of(parts={"preemption_policy": lambda: policy}, max_num_seqs=3)
+    old, young, group = make_request("old", [1], 30), make_request("young", [2], 30), make_group("g", range(6), 3, 30)
+    driver.add(old, young, *group)
+    driver.step()
+    driver.scheduler.set_pause_state(PauseState.PAUSED_NEW)
+    policy.victim = "young"
+    driver.step()
+    driver.abort(["old"])
+    assert [name for name, _ in entered(driver.plan())] == ["young"]
+    driver.book()
+    driver.scheduler.set_pause_state(PauseState.UNPAUSED)
+    driver.run()
+    driver.assert_right(young, *group)
+
+
 # -- later -------------------------------------------------------------------------------------------------------------
 
 

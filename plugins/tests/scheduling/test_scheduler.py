@@ -11,7 +11,7 @@ import pytest
 from pegboard.config import EngineConfig
 from pegboard.contracts.grammar import GrammarStates
 from pegboard.testing.adversaries import ErraticAdmission, ErraticChunking, ErraticPreemption, ErraticQueue
-from pegboard.testing.conformance.scheduler import FeatureCases, SchedulerConformance
+from pegboard.testing.conformance.scheduler import SchedulerConformance
 from pegboard.wire import EngineCoreRequest, KVCacheConfig
 from pegboard_plugins.scheduling.queues import PriorityQueue
 from pegboard_plugins.scheduling.scheduler import DefaultScheduler
@@ -56,13 +56,10 @@ class SharesNothing(DefaultScheduler):
         super().add_request(msgspec.structs.replace(request, group=None))
 
 
-class TestSharesNothing(FeatureCases):
-    """A scheduler need not know groups."""
-
+class SharesNothingKit(SchedulerConformance):
     capabilities = TestDefaultScheduler.capabilities
 
-    @pytest.fixture(autouse=True)
-    def _standard_parts(self, make_scheduler: Callable[..., DefaultScheduler]) -> None:
+    def __init__(self, make_scheduler: Callable[..., DefaultScheduler]) -> None:
         self.make_scheduler = make_scheduler
 
     def make(
@@ -73,3 +70,13 @@ class TestSharesNothing(FeatureCases):
         grammars: GrammarStates,
     ) -> DefaultScheduler:
         return self.make_scheduler(config, kv_config, parts, kind=SharesNothing, grammars=grammars)
+
+
+def test_a_scheduler_need_not_know_groups(make_scheduler: Callable[..., DefaultScheduler]) -> None:
+    kit = SharesNothingKit(make_scheduler)
+    kit.test_each_answer_to_a_prompt_is_that_of_a_request_of_its_own(9, "prefix", 2)
+    kit.test_more_answers_than_slots(2, "paged", 1)
+    kit.test_answers_to_one_prompt_in_a_tight_pool("prefix", 3)
+    kit.test_members_of_a_group_may_be_aborted_in_every_phase("prefix", 2)
+    kit.test_one_answer_of_a_group_may_want_prompt_logprobs("prefix", 2)
+    kit.test_answers_of_a_group_go_through_its_grammar_separately(2)

@@ -114,7 +114,7 @@ def some_ids(draw: st.DrawFn, tokenizer: BackendTokenizer) -> list[int]:
 
 @pytest.mark.parametrize("kind", KINDS)
 @given(data=st.data(), skip=st.booleans())
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=80, deadline=None)
 def test_any_ids_are_decoded_while_they_grow(kind: str, data: st.DataObject, skip: bool) -> None:
     tokenizer = of_kind(kind)
     check_stream(tokenizer, data.draw(some_ids(tokenizer)), skip)
@@ -122,7 +122,7 @@ def test_any_ids_are_decoded_while_they_grow(kind: str, data: st.DataObject, ski
 
 @pytest.mark.parametrize("kind", KINDS)
 @given(data=st.data(), skip=st.booleans())
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=50, deadline=None)
 def test_closing_up_takes_only_spaces_between_special_tokens(kind: str, data: st.DataObject, skip: bool) -> None:
     tokenizer = of_kind(kind)
     ids = data.draw(some_ids(tokenizer))
@@ -135,7 +135,7 @@ def test_closing_up_takes_only_spaces_between_special_tokens(kind: str, data: st
 
 @pytest.mark.parametrize("kind", KINDS)
 @given(data=st.data())
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=50, deadline=None)
 def test_bytes_of_tokens_join_to_their_decoding(kind: str, data: st.DataObject) -> None:
     """After a first token: what a text starts with, decoders treat in their own ways."""
     tokenizer = of_kind(kind)

@@ -8,7 +8,7 @@ REPLACEMENT = "\ufffd"
 _MOST_PENDING = 3
 """An incomplete UTF-8 character is at most three bytes, and decodes to at most three replacement characters."""
 _SHRINK_AT = 12
-"""Window length from which on it is cut back at the next good place."""
+"""Window length from which on it is cut back, at once or at the next good place."""
 _SHRINK_TO = (4, 5, 6, 7)
 """Lengths to cut it back to. Four in a row: one of them does not split a character of single-byte tokens."""
 _FORCE_AT = 24
@@ -49,7 +49,6 @@ class IncrementalDetokenizer:
         """The window's ids decoded."""
         self._given = 0
         """Characters of it that were given out."""
-        self._shrink_at = _SHRINK_AT
 
     @property
     def held(self) -> int:
@@ -70,7 +69,7 @@ class IncrementalDetokenizer:
             certain = max(certain, len(text) - _MOST_PENDING)
         new = text[self._given : certain]
         self._text, self._given = text, min(max(self._given, certain), len(text))
-        if len(self._window) >= self._shrink_at:
+        if len(self._window) >= _SHRINK_AT:
             self._shrink()
         return self._closed_up(token_id, new) if self._close_up else new
 
@@ -117,6 +116,4 @@ class IncrementalDetokenizer:
             text = self._decode(tail)
             if text and text.endswith(end):
                 self._window, self._text, self._given = tail, text, len(text) - pending
-                self._shrink_at = _SHRINK_AT
                 return
-        self._shrink_at = 2 * len(self._window)

@@ -26,7 +26,7 @@ class Words:
 
 
 class ChoiceState(GrammarState):
-    """``ended``: an end of sequence was accepted."""
+    """Remembers what it accepted, and spells it anew for every question."""
 
     def __init__(self, choices: frozenset[bytes], words: Words) -> None:
         self._choices, self._words = choices, words
@@ -52,10 +52,8 @@ class ChoiceState(GrammarState):
         del self._accepted[len(self._accepted) - num_tokens :]
 
     def fill_bitmask(self, bitmask: memoryview) -> None:
-        candidates: Sequence[int] = [*self._words.tokens, *self._words.eos_ids]
-        if self.terminated:
-            candidates = list(self._words.eos_ids)
-        allowed = candidates if self.terminated else [t for t in candidates if self._text([*self._accepted, t]) is not None]
+        every = [*self._words.tokens, *self._words.eos_ids]
+        allowed = self._words.eos_ids if self.terminated else [t for t in every if self._text([*self._accepted, t]) is not None]
         bitmask[:] = sum(1 << token_id for token_id in allowed).to_bytes(4 * self._words.num_words, "little")
 
     @property
@@ -63,7 +61,7 @@ class ChoiceState(GrammarState):
         if self._accepted and self._accepted[-1] in self._words.eos_ids:
             return True
         text = self._text(self._accepted)
-        return text in self._choices and not any(c.startswith(text) and c != text for c in self._choices if text is not None)
+        return text is not None and [c for c in self._choices if c.startswith(text)] == [text]
 
 
 class ChoiceGrammar(Grammar):

@@ -189,7 +189,7 @@ class MirrorWorker:
 
     def _written_by(self, slot: int, first: int, end: int) -> list[tuple[int, int]]:
         """(group, block) pairs that hold the tokens from ``first`` to before ``end``."""
-        places = slice(first // self.block_size, -(-end // self.block_size))
+        places = slice(first // self.block_size, -(-end // self.block_size) if end > first else 0)
         return [(group, block) for group, blocks in enumerate(self.rows[slot].block_ids) for block in blocks[places]]
 
     def written_blocks(self, plan: SchedulerOutput) -> set[tuple[int, int]]:

@@ -188,14 +188,14 @@ class ByteTokenizer(Tokenizer):
         return list(text.encode())
 
     def decode(self, token_ids: Sequence[int], skip_special_tokens: bool = True) -> str:
-        parts = [bytes([i]) if i < EOS else b"<eos>" if i == EOS and not skip_special_tokens else b"" for i in token_ids]
+        parts = [bytes([i]) if 0 <= i < EOS else b"<eos>" if i == EOS and not skip_special_tokens else b"" for i in token_ids]
         return b"".join(parts).decode(errors="replace")
 
     def token_text(self, token_id: int) -> str | None:
-        return chr(token_id) if token_id < EOS else "<eos>" if token_id == EOS else None
+        return chr(token_id) if 0 <= token_id < EOS else "<eos>" if token_id == EOS else None
 
     def token_bytes(self, token_id: int) -> bytes | None:
-        return bytes([token_id]) if token_id < EOS else None
+        return bytes([token_id]) if 0 <= token_id < EOS else None
 
     def apply_chat_template(
         self,

@@ -82,7 +82,8 @@ class SchedulerOutput(msgspec.Struct, kw_only=True, omit_defaults=True):
     fork_sources: list[int] = msgspec.field(default_factory=list)
     grammar_slots: list[int] = msgspec.field(default_factory=list)
     block_copies: list[tuple[int, int]] = msgspec.field(default_factory=list)
-    """(source, destination) device blocks: copy on write."""
+    """(source, destination) device blocks: copy on write. Their order doesn't matter: a block is written once at most, and not
+    read as well."""
     swap_out: list[tuple[int, int]] = msgspec.field(default_factory=list)
     """(device, host) blocks."""
     swap_in: list[tuple[int, int]] = msgspec.field(default_factory=list)

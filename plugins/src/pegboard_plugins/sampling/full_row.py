@@ -88,7 +88,7 @@ class FullRow:
         deviation = np.sqrt(scale * weights * below)  # weights rise, so a sum of squares is at most last times sum
         for spread in _SPREADS:
             first = int(np.searchsorted(below + spread * deviation, tail))
-            last = len(sample) - int(np.argmax((below - spread * deviation <= tail)[::-1]))
+            inside = below - spread * deviation > tail
             low = sample[first - 1] if first > 0 else -_INFINITY
-            yield low, sample[last] if last < len(sample) else _INFINITY
+            yield low, sample[int(np.argmax(inside))] if inside.any() else _INFINITY
         yield -_INFINITY, _INFINITY

@@ -52,7 +52,7 @@ class Forker:
         if fork.copies:
             state.pending_copies.append(PendingCopies(request, request.kv_key, fork.copies))
         planner.enter(request, fork.block_ids, num_prompt, source)
-        state.groups.computed(request, state.step + (2 if fork.copies else 1))
+        state.groups.end_prompt(request, state.step + (2 if fork.copies else 1))
         planner.plan.fork_slots.append(request.slot)
         planner.plan.fork_sources.append(source.slot)
         planner.add_row(request, 0, [])
@@ -73,7 +73,7 @@ class Forker:
         assert added is not None, "the last token's block was counted"
         planner.plan.block_copies += fork.copies
         planner.enter(request, state.kv.block_ids(request.kv_key), num_shared, source)
-        state.groups.computed(request, state.step + 1)
+        state.groups.end_prompt(request, state.step + 1)
         planner.add_row(request, 1, [])
         return True
 

@@ -73,14 +73,14 @@ class PromptGroups:
         request.group = self.groups.setdefault(key, PromptGroup(key))
         request.group.members[request.request_id] = request
 
-    def compute(self, request: Request) -> None:
+    def begin_prompt(self, request: Request) -> None:
         """``request`` enters the batch and computes its prompt."""
         group = request.group
         if group is not None:
             group.computing[request.request_id] = request
             self.computing[group.key] = group
 
-    def computed(self, request: Request, fork_step: int) -> None:
+    def end_prompt(self, request: Request, fork_step: int) -> None:
         """From the plan of ``fork_step`` on the blocks of ``request`` hold its whole prompt before the plan runs."""
         group = request.group
         if group is not None:
@@ -114,4 +114,4 @@ class PromptGroups:
         """The plan of ``step`` is made: prompts that it ends can be forked from in the next one."""
         for group in list(self.computing.values()):
             for request in [r for r in group.computing.values() if r.num_computed >= r.num_prompt]:
-                self.computed(request, step + 1)
+                self.end_prompt(request, step + 1)

@@ -95,7 +95,7 @@ class SchedulerState:
             following = (num_computed // self.block_size + 1) * self.block_size
             request.next_commit = following if source is None else min(following, source.next_commit)
         if source is None:
-            self.groups.compute(request)
+            self.groups.begin_prompt(request)
         if request.is_special:
             self.special[request.request_id] = request
         self.running.append(request)
