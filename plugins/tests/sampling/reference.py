@@ -1,7 +1,8 @@
-"""The draw of the standard sampler in plain Python: SplitMix64 on integers, and two races of everything that is left."""
+"""The draw of the standard sampler in plain Python: SplitMix64 on integers, two heats, and what is sent back races again."""
 
 from __future__ import annotations
 
+import dataclasses
 import math
 
 import numpy as np
@@ -11,7 +12,7 @@ from pegboard.testing.reference_sampler import reference_distribution
 
 MASK = 2**64 - 1
 GAMMA = 0x9E3779B97F4A7C15
-LANES = 256
+LANES, ATTEMPTS = 256, 3
 
 
 def mix(z: int) -> int:
@@ -32,22 +33,30 @@ def winner(weights: dict[int, float], seed: int, position: int) -> int:
     )
 
 
-def reference_draw(probabilities: np.ndarray, seed: int, position: int) -> int:
+def two_heats(weights: np.ndarray, seed: int, position: int, attempt: int) -> int:
     """The id that wins its lane, in the lane that wins."""
+    base = attempt << 32
     lanes: dict[int, float] = {}
-    for token in np.flatnonzero(probabilities).tolist():
-        lane = 2**32 + token % LANES
-        lanes[lane] = lanes.get(lane, 0.0) + float(probabilities[token])
-    first = winner(lanes, seed, position) - 2**32
-    members = range(first, len(probabilities), LANES)
-    return winner({token: float(probabilities[token]) for token in members}, seed, position)
+    for token in np.flatnonzero(weights).tolist():
+        lanes[base + token % LANES] = lanes.get(base + token % LANES, 0.0) + float(weights[token])
+    lane = winner(lanes, seed, position) - base
+    members = {base + LANES + token // LANES: float(weights[token]) for token in range(lane, len(weights), LANES)}
+    return lane + LANES * (winner(members, seed, position) - base - LANES)
 
 
 def reference_tokens(logits: np.ndarray, batch: SamplingBatch) -> list[int | None]:
     """What each row must give; None where it must fail."""
+    without_top_p = dataclasses.replace(batch, top_p=np.ones_like(batch.top_p))
     found: list[int | None] = []
     for row in range(len(logits)):
-        probabilities = reference_distribution(logits[row], batch, row)
-        seed, position = int(batch.seeds[row]), int(batch.positions[row])
-        found.append(None if probabilities is None else reference_draw(probabilities, seed, position))
+        racing, nucleus = (reference_distribution(logits[row], each, row) for each in (without_top_p, batch))
+        found.append(None if nucleus is None else _draw(racing, nucleus, int(batch.seeds[row]), int(batch.positions[row])))
     return found
+
+
+def _draw(racing: np.ndarray, nucleus: np.ndarray, seed: int, position: int) -> int:
+    for attempt in range(ATTEMPTS):
+        token = two_heats(racing, seed, position, attempt)
+        if nucleus[token] > 0:
+            return token
+    return two_heats(nucleus, seed, position, ATTEMPTS)

@@ -11,10 +11,11 @@ from pegboard.wire import SamplingParams
 from pegboard_plugins.sampling import logprobs
 from pegboard_plugins.sampling.bad_words import BadWords
 from pegboard_plugins.sampling.candidates import _on_device, _on_host, least_of_top
-from pegboard_plugins.sampling.host_draw import keep_first
+from pegboard_plugins.sampling.host_draw import nucleus_mask
 from pegboard_plugins.sampling.logprobs import logprobs_of
 from pegboard_plugins.sampling.penalties import apply_penalties
-from pegboard_plugins.sampling.weights import Cut
+from pegboard_plugins.sampling.race import lane_sums
+from pegboard_plugins.sampling.weights import Weights, first_mask
 from pegboard_plugins.sampling.working_rows import WorkingRows
 
 
@@ -42,20 +43,29 @@ def test_the_bound_of_the_first_k_holds_them_and_few_more(size: int, k: int) -> 
         assert k <= found <= 2 * k + 20
 
 
-def test_a_cut_keeps_a_prefix() -> None:
+def test_masks_of_the_first_so_many() -> None:
     x = random_logits(1, seed=3)[0]
     order = np.argsort(-x, kind="stable")
     for count in range(1, len(x) + 1):
-        cut = Cut.behind(count, x[order[count - 1]], x)
-        assert set(np.flatnonzero(cut.mask(x))) == set(order[:count])
-        assert np.array_equal(cut.mask(x), cut.keeps(x, np.arange(len(x))))
+        assert set(np.flatnonzero(first_mask(x, x[order[count - 1]], count))) == set(order[:count])
 
 
-def test_prefixes_keep_at_least_one() -> None:
-    weights = keep_first(np.tile([0.5, 0.3, 0.1], (4, 1)), np.array([9, 9, 2, 3]), np.array([1e-9, 0.85, 0.99, 1.0]))
-    assert (weights > 0).tolist() == [[True, False, False], [True, True, False], [True, True, False], [True, True, True]]
-    tiny = np.array([[1.0, 1e-20]])  # without a nucleus nothing is lost to rounding
-    assert np.array_equal(keep_first(tiny, np.array([2]), np.array([1.0])), tiny)
+@pytest.mark.parametrize("top_p", [1e-9, 0.1, 0.5, 0.9, 0.99999])
+@pytest.mark.parametrize("k", [300, 120])
+def test_one_token_is_in_the_nucleus_if_it_is_among_those_that_are_kept(top_p: float, k: int) -> None:
+    x = random_logits(1, seed=4)[0]
+    weights = Weights.of(x, float(x.max()), 1.3, k, 0.01, np.empty_like(x))
+    tokens = np.flatnonzero(weights.values).tolist()
+    inside = [token for token in tokens if weights.in_nucleus(token, top_p)]
+    weights.keep_nucleus(top_p)
+    assert np.flatnonzero(weights.values).tolist() == inside
+    assert np.array_equal(weights.sums, lane_sums(weights.values))
+
+
+def test_a_nucleus_of_listed_tokens_has_at_least_one() -> None:
+    inside = nucleus_mask(np.tile([0.5, 0.3, 0.1], (4, 1)), np.array([1e-9, 0.85, 0.99, 1.0]))
+    assert inside.tolist() == [[True, False, False], [True, True, False], [True, True, True], [True, True, True]]
+    assert nucleus_mask(np.array([[1.0, 1e-20]]), np.array([1.0])).all(), "without top-p nothing is lost to rounding"
 
 
 def test_bad_words_equal_a_plain_search() -> None:
@@ -66,7 +76,7 @@ def test_bad_words_equal_a_plain_search() -> None:
         text = output.tolist()
         expected = {w[-1] for w in words if len(w) - 1 <= len(text) and text[len(text) - len(w) + 1 :] == w[:-1]}
         bad = BadWords.of(words)
-        assert set(bad.forbidden(output)) == expected
+        assert set(bad.forbidden(output).tolist()) == expected
         assert BadWords.of(bad) is bad
         assert list(bad) == words
 

@@ -1,4 +1,4 @@
-"""Numbers, races and lanes."""
+"""Numbers and races."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from pegboard.testing.reference_sampler import assert_distribution
-from pegboard_plugins.sampling.lanes import LANES, draw_few, draw_ids, draw_lanes, lane_ids, lane_sums
+from pegboard_plugins.sampling.race import LANES, Times, lane_sums, race_listed, race_row
 from pegboard_plugins.sampling.random import _GAMMA, _mix, request_seed, uniforms
 
 from .reference import uniform
@@ -43,17 +43,17 @@ def test_request_seed_depends_on_engine_seed_and_request() -> None:
 
 @pytest.mark.parametrize("size", [1, 3, 255, 256, 257, 300, 1111])
 def test_two_heats_follow_the_weights(size: int) -> None:
-    """Whether lanes are summed of whole rows or of listed ids; and both draw the same. A weight of zero is never drawn."""
+    """Of whole rows and of listed ids, which draw the same. A weight of zero is never drawn."""
     rng = np.random.default_rng(size)
     weights = (rng.random(size) ** 8 * (rng.random(size) < 0.6)).astype(np.float32)
     weights[0] += 0.1
-    seeds, positions = np.arange(20_000), np.arange(20_000) % 7
     sums = lane_sums(weights)
     assert np.allclose(sums, [weights[lane::LANES].sum() for lane in range(LANES)])
-    ids = lane_ids(draw_lanes(np.tile(sums.astype(np.float64), (len(seeds), 1)), seeds, positions), size)
-    inside = np.where(ids < size, weights[np.minimum(ids, size - 1)], 0.0)
-    drawn = draw_ids(inside, seeds, positions, ids)
+    rows = 10_000
+    times = Times.of(np.arange(rows), np.arange(rows) % 7, size, attempt=rows % 3)
+    drawn = np.array([race_row(weights, sums, times.lanes[i], times.members[i]) for i in range(rows)])
     assert_distribution(drawn, weights.astype(np.float64) / weights.sum(dtype=np.float64))
-    listed = rng.permutation(size)
-    few = draw_few(np.tile(weights[listed].astype(np.float64), (50, 1)), seeds[:50], positions[:50], np.tile(listed, (50, 1)))
-    assert few.tolist() == drawn[:50].tolist()
+    listed = np.tile(rng.permutation(size), (50, 1))
+    first = Times(times.lanes[:50], times.members[:50])
+    columns = race_listed(weights[listed].astype(np.float64), listed, first)
+    assert listed[np.arange(50), columns].tolist() == drawn[:50].tolist()

@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 import torch
 
-from pegboard.testing.reference_sampler import reference_distribution
+from pegboard.testing.reference_sampler import assert_distribution, reference_distribution
 from pegboard.testing.sampling_batches import batch_of, random_logits
 from pegboard.wire import SamplingParams
-from pegboard_plugins.sampling import full_row, host_draw
+from pegboard_plugins.sampling import host_draw
 from pegboard_plugins.sampling.sampler import DefaultSampler
 
 from .random_batches import random_batch
@@ -47,19 +47,17 @@ def test_random_batches_in_device_code(seed: int) -> None:
 
 @pytest.mark.parametrize("seed", range(65, 69))
 def test_random_batches_with_a_large_vocabulary(seed: int) -> None:
-    """Bounds from group maxima, guesses from a sample."""
+    """Bounds from group maxima."""
     compare(*random_batch(np.random.default_rng(seed), rows=6, vocab=9001))
 
 
-@pytest.mark.parametrize("spreads", [(2.0, 6.0), (-3.0, -1.0), ()])
-@pytest.mark.parametrize("sample", [2048, 50])
+@pytest.mark.parametrize("way", ["all weights", "candidates", "device"])
 @pytest.mark.parametrize("shape", ["flat", "peaked", "steps", "equal", "masked"])
-def test_a_nucleus_is_right_whatever_was_guessed(
-    shape: str, sample: int, spreads: tuple[float, ...], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Negative spreads guess wrong on purpose; without any, the whole row is sorted."""
-    monkeypatch.setattr(full_row, "_SPREADS", spreads)
-    monkeypatch.setattr(full_row, "_SAMPLE", sample)
+def test_nuclei_of_every_size(shape: str, way: str, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> None:
+    """A small nucleus sends most winners back, until it races alone."""
+    if way == "device":
+        request.getfixturevalue("device_code")
+    monkeypatch.setattr(host_draw, "FEW", 0 if way == "all weights" else 4096)
     size = 3000
     rng = np.random.default_rng(1)
     rows = {
@@ -72,9 +70,24 @@ def test_a_nucleus_is_right_whatever_was_guessed(
     options = [
         {"top_p": p, **more} for p in (1e-7, 0.3, 0.9, 0.999) for more in ({}, {"top_k": 2500}, {"top_k": 2500, "min_p": 0.05})
     ]
-    monkeypatch.setattr(host_draw, "FEW", 0)
-    params = [SamplingParams(seed=i, **each) for i, each in enumerate(options)]
+    params = [SamplingParams(seed=i, **each) for i, each in enumerate(3 * options)]  # type: ignore[arg-type]
     compare(np.tile(rows[shape].astype(np.float32), (len(params), 1)), batch_of(params, vocab_limit=size))
+
+
+@pytest.mark.parametrize("way", ["all weights", "candidates", "device"])
+@pytest.mark.parametrize("top_p", [0.05, 0.4, 0.8])
+def test_draws_from_a_nucleus_follow_their_weights(
+    top_p: float, way: str, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest
+) -> None:
+    """Those of the first race, of those run again, and of those of the nucleus alone."""
+    if way == "device":
+        request.getfixturevalue("device_code")
+    monkeypatch.setattr(host_draw, "FEW", 0 if way == "all weights" else 4096)
+    logits = random_logits(1, seed=22)[0]
+    rows = 5000
+    batch = batch_of([SamplingParams(temperature=1.5, top_k=250, top_p=top_p)] * rows, seeds=range(rows))
+    drawn = DefaultSampler().sample(torch.from_numpy(np.repeat(logits[None], rows, axis=0)), batch).token_ids
+    assert_distribution(drawn, reference_distribution(logits, batch, 0))
 
 
 @pytest.mark.parametrize("params", [SamplingParams(top_p=0.8), SamplingParams(temperature=2.0, top_k=300, top_p=0.95)])

@@ -202,10 +202,12 @@ def test_tokens_that_the_worker_lacks_are_appended_and_placeholders_are_its_own(
     assert batch.token_ids[0, : batch.num_tokens[0]].tolist() == [1, 2, 3, 8, 9]
 
 
-def test_counts_beyond_any_vocabulary_are_as_good_as_the_largest() -> None:
+def test_the_largest_numbers_and_ids_of_any_text() -> None:
     batch = make_batch()
-    batch.enter(entering(0, request_id="\ud800", sampling=SamplingParams(top_k=2**63, min_tokens=2**40, max_tokens=None)))
-    assert (batch.columns["top_k"][0], batch.columns["min_tokens"][0]) == (2**31 - 1, 2**31 - 1)
+    largest = SamplingParams(top_k=2**31 - 1, min_tokens=2**31 - 1, max_tokens=None, logit_bias={2**31 - 1: 1.0})
+    batch.enter(entering(0, request_id="\ud800", sampling=largest))
+    found = batch.sampling_batch(np.array([0]), np.array([3], np.int32))
+    assert (found.top_k[0], found.min_tokens[0], found.logit_bias[0][0][0]) == (2**31 - 1, 2**31 - 1, 2**31 - 1)
 
 
 def test_what_few_requests_ask_for_is_there_for_their_rows_alone() -> None:

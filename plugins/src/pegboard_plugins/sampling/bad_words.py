@@ -17,7 +17,7 @@ class BadWords(Sequence[Sequence[int]]):
 
     def __init__(self, words: Sequence[Sequence[int]]) -> None:
         self._words = words
-        self._always = sorted({word[0] for word in words if len(word) == 1})
+        self._always = np.array(sorted({word[0] for word in words if len(word) == 1}), np.int64)
         self._after: dict[int, list[Sequence[int]]] = {}
         for word in words:
             if len(word) > 1:
@@ -33,9 +33,10 @@ class BadWords(Sequence[Sequence[int]]):
     def __getitem__(self, index: Any) -> Any:
         return self._words[index]
 
-    def forbidden(self, output: np.ndarray) -> list[int]:
-        """Ids that would complete one of them behind ``output`` [T], the tokens that the request has produced."""
-        if not len(output):
+    def forbidden(self, output: np.ndarray) -> np.ndarray:
+        """[K] int64 ids that would complete one of them behind ``output`` [T], the tokens that the request has produced."""
+        ends = self._after.get(int(output[-1])) if len(output) else None
+        if ends is None:
             return self._always
-        ends = self._after.get(int(output[-1]), ())
-        return self._always + [word[-1] for word in ends if output[1 - len(word) :].tolist() == list(word[:-1])]
+        completing = [word[-1] for word in ends if output[1 - len(word) :].tolist() == list(word[:-1])]
+        return np.append(self._always, np.array(completing, np.int64))

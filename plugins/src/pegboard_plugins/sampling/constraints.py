@@ -30,20 +30,21 @@ def constrained_rows(batch: SamplingBatch) -> np.ndarray:
 
 
 def forbid(work: WorkingRows, batch: SamplingBatch) -> None:
-    """In place."""
+    """In place. A logit becomes the smaller of itself and -inf, which leaves a NaN where it was: its row must fail."""
     if batch.allowed_token_ids:
         _keep_only(work, batch.allowed_token_ids)
     if batch.grammar_masks:
         (_mask_on_host if work.on_host else _mask_on_device)(work, batch.grammar_masks)
     waiting = np.flatnonzero(waits_for_min_tokens(batch)).tolist()
-    forbidden = {row: np.array(batch.stop_token_ids[row], np.int64) for row in waiting}
+    forbidden = [(row, np.array(batch.stop_token_ids[row], np.int64)) for row in waiting]
     for row, words in batch.bad_words.items():
         output = batch.token_ids[batch.slots[row], batch.prompt_lens[row] : batch.num_tokens[row]]
-        ids = np.array(BadWords.of(words).forbidden(output), np.int64)
-        forbidden[row] = np.concatenate([forbidden[row], ids]) if row in forbidden else ids
+        forbidden.append((row, BadWords.of(words).forbidden(output)))
     if forbidden:
-        (cells,) = work.cells(forbidden, list(forbidden.values()))
-        work.x.view(-1).index_fill_(0, cells, _FORBIDDEN)
+        rows, ids = zip(*forbidden, strict=True)
+        (cells,) = work.cells(rows, list(ids))
+        flat = work.x.view(-1)
+        flat.index_copy_(0, cells, flat.index_select(0, cells).clamp_(max=_FORBIDDEN))
 
 
 def no_token_is_allowed(row: int, batch: SamplingBatch) -> str:
@@ -69,7 +70,8 @@ def _keep_only(work: WorkingRows, allowed: dict[int, np.ndarray]) -> None:
     (cells,) = work.cells(allowed, list(allowed.values()))
     flat = work.x.view(-1)
     kept = flat.index_select(0, cells)
-    work.x.index_fill_(0, work.index(work.place[list(allowed)]), _FORBIDDEN)
+    for row in allowed:
+        work.logits[work.place[row]].clamp_(max=_FORBIDDEN)
     flat.index_copy_(0, cells, kept)
 
 
@@ -91,7 +93,8 @@ def _mask_on_device(work: WorkingRows, masks: dict[int, np.ndarray]) -> None:
         found = row_words[: words.shape[1]]
         words[i, : len(found)] = found.astype(np.uint32).view(np.int32)
     shifts = torch.arange(32, dtype=torch.int32, device=work.x.device)
-    allowed = ((work.index(words)[:, :, None] >> shifts) & 1).flatten(1)[:, : work.size].bool()
+    allowed = ((work.index(words)[:, :, None] >> shifts) & 1).flatten(1)[:, : work.size]
     rows = work.index(work.place[list(masks)])
     logits = work.logits
-    logits[rows] = logits[rows].masked_fill_(~allowed, _FORBIDDEN)
+    bounds = (allowed.float() - 0.5) * float("inf")
+    logits[rows] = torch.minimum(logits[rows], bounds)

@@ -6,59 +6,72 @@ import numpy as np
 import torch
 
 from pegboard_plugins.sampling.draws import Draws
-from pegboard_plugins.sampling.lanes import LANES, draw_ids, draw_lanes, lane_ids
+from pegboard_plugins.sampling.race import ATTEMPTS, LANES, Times
 
 _ROWS_AT_ONCE = 64
 """Rows are worked on in portions of this size, which bounds the scratch memory."""
 
 
 def draw_on_device(x: torch.Tensor, draws: Draws) -> tuple[np.ndarray, np.ndarray]:
-    """[R] ids and [R] float32 highest logits; where these are not finite there is no id, -1. ``x`` [M, V] float32 is read."""
+    """[R] ids and [R] float32 highest logits; an id means nothing where that is not finite. ``x`` [M, V] float32 is only read."""
     count = len(draws.at)
     portions = [np.arange(begin, min(begin + _ROWS_AT_ONCE, count)) for begin in range(0, count, _ROWS_AT_ONCE)]
-    ids, top = (np.concatenate(parts) for parts in zip(*(_draw(x, draws, which) for which in portions), strict=True))
-    return np.where(np.isfinite(top), ids, -1), top
+    ids, top = (np.concatenate(parts) for parts in zip(*(_draw(x, draws.take(which)) for which in portions), strict=True))
+    return ids, top
 
 
-def _draw(x: torch.Tensor, draws: Draws, which: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    size = x.shape[1]
-    rows = x[torch.from_numpy(draws.at[which]).to(x.device)]
+def _draw(x: torch.Tensor, draws: Draws) -> tuple[np.ndarray, np.ndarray]:
+    size, rows = x.shape[1], x[torch.from_numpy(draws.at).to(x.device)]
     top = rows.amax(dim=1, keepdim=True)
-    weights = _kept_weights(rows, top, draws, which)
-    padded = torch.nn.functional.pad(weights, (0, -size % LANES))
-    sums = padded.view(len(which), -1, LANES).sum(1).double().cpu().numpy()
-    seeds, positions = draws.seeds[which], draws.positions[which]
-    ids = lane_ids(draw_lanes(sums, seeds, positions), size)
-    members = padded.gather(1, torch.from_numpy(ids).to(x.device)).double().cpu().numpy()
-    return draw_ids(members, seeds, positions, ids), top[:, 0].cpu().numpy()
+    weights, nucleus = _weigh(rows, top, draws)
+    ids = np.zeros(len(rows), np.int64)
+    left = np.arange(len(rows))
+    for attempt in range(ATTEMPTS + 1):
+        at = torch.from_numpy(left).to(x.device)
+        racing = weights[at] if attempt < ATTEMPTS or nucleus is None else weights[at] * nucleus[at]
+        ids[left] = _race(racing, Times.of(draws.seeds[left], draws.positions[left], size, attempt))
+        if nucleus is None:
+            break
+        inside = nucleus[at, torch.from_numpy(ids[left]).to(x.device)].cpu().numpy()
+        left = left[~inside]
+        if not left.size:
+            break
+    return ids, top[:, 0].cpu().numpy()
 
 
-def _kept_weights(rows: torch.Tensor, top: torch.Tensor, draws: Draws, which: np.ndarray) -> torch.Tensor:
-    """[R, V] weights of ``rows`` [R, V], the draws ``which`` [R], 0 for what min-p, top-k or top-p cut off."""
+def _race(weights: torch.Tensor, times: Times) -> np.ndarray:
+    """[R] winning ids of ``weights`` [R, V]: both heats are short, and run on the host."""
+    rows, size = weights.shape
+    lanes = torch.nn.functional.pad(weights, (0, -size % LANES)).view(rows, -1, LANES)
+    winners = np.argmax(lanes.sum(1).double().cpu().numpy() / times.lanes, axis=1)
+    members = lanes[torch.arange(rows, device=weights.device), :, torch.from_numpy(winners).to(weights.device)]
+    return winners + LANES * np.argmax(members.double().cpu().numpy() / times.members, axis=1)
+
+
+def _weigh(rows: torch.Tensor, top: torch.Tensor, draws: Draws) -> tuple[torch.Tensor, torch.Tensor | None]:
+    """[R, V] weights, 0 for what min-p or top-k cut off; and [R, V] bool, what is in the nucleus, or None where top-p is off."""
     size = rows.shape[1]
 
     def column(values: np.ndarray, dtype: torch.dtype) -> torch.Tensor:
         return torch.from_numpy(values).to(rows.device, dtype)[:, None]
 
-    weights = ((rows - top) * column(1.0 / draws.temperature[which], torch.float32)).exp_()
-    min_p = draws.min_p[which]
-    if (min_p > 0).any():
-        weights *= weights >= column(min_p, torch.float32)
-    cut = np.flatnonzero((draws.k[which] < size) | (draws.top_p[which] < 1.0))
-    if cut.size:
-        at = torch.from_numpy(cut).to(rows.device)
-        k, top_p = column(draws.k[which][cut], torch.int64), column(draws.top_p[which][cut], torch.float64)
-        weights[at] = _first(rows[at], weights[at], k, top_p)
-    return weights
-
-
-def _first(rows: torch.Tensor, weights: torch.Tensor, k: torch.Tensor, top_p: torch.Tensor) -> torch.Tensor:
-    """``weights`` [R, V] with zeros for what is not among the first ``k`` [R, 1], or not in their nucleus of ``top_p`` [R, 1]."""
+    weights = ((rows - top) * column(1.0 / draws.temperature, torch.float32)).exp_()
+    if (draws.min_p > 0).any():
+        weights *= weights >= column(draws.min_p, torch.float32)
+    cut = np.flatnonzero((draws.k < size) | (draws.top_p < 1.0))
+    if not cut.size:
+        return weights, None
+    at = torch.from_numpy(cut).to(rows.device)
     # + 0.0 turns -0.0 into 0.0: a sort by bits would tell them apart. Stable: equal values by id
-    order = (rows + 0.0).sort(dim=1, descending=True, stable=True).indices
-    ranks = torch.arange(rows.shape[1], device=rows.device)
-    falling = weights.gather(1, order) * (ranks < k)
-    ends = falling.double().cumsum(1)
+    order = (rows[at] + 0.0).sort(dim=1, descending=True, stable=True).indices
+    ranks = torch.arange(size, device=rows.device)
+    falling = weights[at].gather(1, order) * (ranks < column(draws.k[cut], torch.int64))
+    weights[at] = torch.zeros_like(falling).scatter_(1, order, falling)
+    if not (draws.top_p < 1.0).any():
+        return weights, None
+    ends, top_p = falling.double().cumsum(1), column(draws.top_p[cut], torch.float64)
     inside = (ends - falling < ends[:, -1:] * top_p) | (top_p >= 1.0)
     inside[:, 0] = True
-    return torch.zeros_like(weights).scatter_(1, order, falling * inside)
+    nucleus = torch.ones_like(weights, dtype=torch.bool)
+    nucleus[at] = torch.zeros_like(inside).scatter_(1, order, inside)
+    return weights, nucleus

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 
 import numpy as np
 
@@ -38,3 +38,7 @@ class Draws:
             batch.seeds[rows],
             batch.positions[rows],
         )
+
+    def take(self, which: np.ndarray) -> Draws:
+        """Those of ``which``, indices."""
+        return Draws(*(getattr(self, field.name)[which] for field in fields(self)))

@@ -76,20 +76,13 @@ class _Step:
     def _change(self) -> None:
         """Steps 2 to 5: everything between the raw logits and the choice."""
         work, batch = self.work, self.batch
-        nan = self._nan_rows()
         add_bias(work, batch)
         for concern in self.processors:
             concern.apply(work, batch.slots)
         if self.penalised.any():
             apply_penalties(work, batch, np.flatnonzero(self.penalised))
-        forbid(work, batch)
-        if nan.size:
-            work.x[work.index(work.place[nan]), 0] = float("nan")
-
-    def _nan_rows(self) -> np.ndarray:
-        """Rows with a NaN that forbidding its id would hide."""
-        rows = np.flatnonzero(self.constrained)
-        return rows[np.isnan(self.work.maxima(rows)[0])] if rows.size else rows
+        if self.constrained.any():
+            forbid(work, batch)
 
     def _take_highest(self, work: WorkingRows, rows: np.ndarray) -> None:
         """Choose the first highest id of each of ``rows``."""

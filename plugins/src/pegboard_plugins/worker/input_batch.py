@@ -23,8 +23,6 @@ _SAMPLING_COLUMNS: Mapping[str, type] = {
     "min_tokens": np.int32,
 }
 """Columns that hold a field of ``SamplingParams``."""
-_LARGEST = int(np.iinfo(np.int32).max)
-"""Larger counts mean the same: no vocabulary and no context is longer."""
 
 
 class InputBatch:
@@ -93,8 +91,7 @@ class InputBatch:
 
     def _set_sampling(self, slot: int, request_id: str, params: SamplingParams) -> None:
         for name, column in self.columns.items():
-            value = getattr(params, name)
-            column[slot] = min(value, _LARGEST) if column.dtype == np.int32 else value
+            column[slot] = getattr(params, name)
         self.num_logprobs[slot] = -1 if params.logprobs is None else params.logprobs
         seed = request_seed(self.seed, request_id) if params.seed is None else params.seed
         self.seeds[slot] = seed & 0xFFFFFFFFFFFFFFFF  # negative seeds are taken modulo 2**64
