@@ -146,7 +146,7 @@ def test_values_at_the_edge_of_their_range_harm_nobody(
     running.step()
     [prompt] = random_prompts([40])
     odd: list[dict[str, Any]] = [
-        {"top_k": 2**31}, {"top_k": 2**63}, {"top_p": 1e-60}, {"temperature": 1e6}, {"temperature": 1.01e-4}, {"seed": -(2**63)},
+        {"top_k": 2**31 - 1}, {"top_p": 1e-60}, {"temperature": 1e6}, {"temperature": 1.01e-4}, {"seed": -(2**63)},
         {"seed": 2**64 - 1}, {"repetition_penalty": 1e-3}, {"min_p": 1.0}, {"frequency_penalty": -2.0}, {"min_tokens": 5},
     ]  # fmt: skip
     for i, fields in enumerate(odd):

@@ -100,6 +100,7 @@ def test_generate_options(cli: Run, options: list[str], text: str) -> None:
         (["-p", ""], "zero tokens"),
         (["-p", "x", "--raw", "--temperature", "-1"], "temperature=-1.0 must be"),
         (["-p", "x", "--max-tokens", "1000"], "max_tokens=1000"),
+        (["-p", "x", "--raw", "--system", "be brief"], "--system is part of a chat prompt"),
     ],
 )
 def test_generate_refuses_in_one_line(cli: Run, arguments: list[str], message: str) -> None:

@@ -9,12 +9,14 @@ import msgspec
 import pytest
 
 from pegboard.engine.expansion import Expander
+from pegboard.engine.info import EngineInfo
 from pegboard.engine.seeds import shifted
 from pegboard.plugins import PluginHost, hookimpl
 from pegboard.plugins.errors import PluginError
-from pegboard.wire import EngineCoreRequest, SamplingParams
+from pegboard.wire import EngineCoreRequest, SamplingParams, StructuredOutputs
 
 replace = msgspec.structs.replace
+INFO = EngineInfo(model="m", vocab_size=62, max_model_len=20, kv_tokens=100, num_blocks=25, block_size=4)
 
 
 def request(n: int = 1, request_id: str = "x", seed: int = 5, **params: Any) -> EngineCoreRequest:
@@ -37,7 +39,7 @@ def expander(expand: Callable[[EngineCoreRequest], Any] | None = None, **more: A
             return expand(request)
 
     plugins = {**({} if expand is None else {"acme": Plugin()}), **more}
-    return Expander(PluginHost.load(discovery=False, extra=plugins))
+    return Expander(PluginHost.load(discovery=False, extra=plugins), INFO)
 
 
 def test_one_answer_is_the_request_itself() -> None:
@@ -63,6 +65,17 @@ def test_each_answer_is_a_request_of_its_own_with_the_next_seed() -> None:
     for one in made:
         own = replace(one.sampling, n=3, seed=5, prompt_logprobs=2)
         assert replace(one, request_id="x", group=None, sampling=own) == whole
+
+
+def test_parameters_are_not_checked_again_for_each_answer(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A bias for every id of a vocabulary would take a second for each hundred answers."""
+    whole = request(1024, logit_bias=dict.fromkeys(range(1000), 1.0))
+    checks: list[Any] = []
+    monkeypatch.setattr(SamplingParams, "_problems", lambda params: checks.append(params) or [])
+    made = expander()(whole)
+    assert len(made) == 1024
+    assert checks == []
+    assert whole.sampling.n == 1024, "it is as it was"
 
 
 @pytest.mark.parametrize("seed", [0, 1, -1, -2, -(2**63), 2**63 - 1, 2**64 - 2, 2**64 - 1])
@@ -133,6 +146,11 @@ def _same_id(request: EngineCoreRequest) -> Any:
     return [first, replace(second, request_id="mine-0")]
 
 
+def _own_language(request: EngineCoreRequest) -> Any:
+    first = three(request)[0]
+    return [replace(first, sampling=replace(first.sampling, structured_outputs=StructuredOutputs(regex="a")))]
+
+
 @pytest.mark.parametrize(
     ("expand", "message"),
     [
@@ -146,6 +164,15 @@ def _same_id(request: EngineCoreRequest) -> Any:
         (_other_prompt, r"'mine-2' has another prompt or cache_salt than 'mine-0' of the same group"),
         (lambda r: [replace(three(r)[0], sampling=SamplingParams())], r"'mine-0' has no seed"),
         (lambda r: [replace(three(r)[0], max_tokens=0)], r"'mine-0' has 3 prompt tokens and max_tokens=0"),
+        (lambda r: [replace(three(r)[0], max_tokens=18)], r"'mine-0' has 3 prompt .* over the limit of max_model_len=20"),
+        (lambda r: [replace(three(r)[0], max_tokens=None)], r"'mine-0' has a field of a wrong type: .*max_tokens"),
+        (lambda r: [replace(three(r)[0], prompt_token_ids=None)], r"'mine-0' has a field of a wrong type: .*prompt_token_ids"),
+        (lambda r: [replace(three(r)[0], prompt_token_ids="abc")], r"'mine-0' has a field of a wrong type: .*prompt_token_ids"),
+        (lambda r: [replace(three(r)[0], sampling=None)], r"'mine-0' has a field of a wrong type: .*sampling"),
+        (lambda r: [replace(three(r)[0], group=5)], r"'mine-0' has a field of a wrong type: .*group"),
+        (lambda r: [replace(three(r)[0], prompt_token_ids=[1, 62])], r"prompt_token_ids\[1\]=62 is not in the model's vocab"),
+        (lambda r: [replace(three(r)[0], prompt_token_ids=[-1])], r"prompt_token_ids\[0\]=-1 is not in the model's vocab"),
+        (_own_language, r"'mine-0' has sampling.structured_outputs, which is not looked at here; set grammar"),
         (lambda r: 1 / 0, r"expand_request failed in plugin 'acme' .*ZeroDivisionError"),
     ],
 )

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from pydantic import BaseModel, ConfigDict, Field, field_validator
+from pydantic import BaseModel, ConfigDict, Field, RootModel, field_validator
 
 from pegboard.engine.extensions import RequestExtensions
 from pegboard.plugins import PluginHost, RequestFields, hookimpl
@@ -40,6 +40,27 @@ class Open(BaseModel):
     model_config = ConfigDict(extra="allow")
 
 
+class Step(BaseModel):
+    name: str = ""
+
+
+class Nested(BaseModel):
+    one: Step | None = None
+    many: list[Step] = []
+    named: dict[str, Step] = Field(default={}, alias="byName")
+    free: Open | None = None
+
+
+class Weights(RootModel[dict[str, int]]):
+    pass
+
+
+def circle() -> list[Any]:
+    found: list[Any] = []
+    found.append(found)
+    return found
+
+
 def plugin(*fields: Any) -> Any:
     class Plugin:
         @hookimpl
@@ -58,6 +79,7 @@ def known() -> RequestExtensions:
     return extensions(
         acme=plugin(RequestFields("acme", Deadline)),
         strict=plugin(RequestFields("strict", Strict), RequestFields("open", Open)),
+        deep=plugin(RequestFields("deep", Nested), RequestFields("weights", Weights)),
         silent=plugin(),
     )
 
@@ -81,6 +103,13 @@ def test_fields_of_several_places_are_merged(known: RequestExtensions) -> None:
     assert checked["open"] == {"x": 1}
 
 
+def test_models_inside_models(known: RequestExtensions) -> None:
+    step = {"name": "x"}
+    given = {"one": step, "many": [step, {}], "byName": {"a": step}, "free": {"anything": 1}}
+    assert known.check({"deep": given})["deep"] == {**given, "many": [step, {"name": ""}]}
+    assert known.check({"weights": {"a": 1}}) == {"weights": {"a": 1}}
+
+
 @pytest.mark.parametrize(
     ("ext", "message"),
     [
@@ -93,11 +122,18 @@ def test_fields_of_several_places_are_merged(known: RequestExtensions) -> None:
         ({"strict": {"level": 2}}, r"ext.strict.level: there is no such field"),
         ({"strict": {"importance": 3}}, r"ext.strict.importance=3: must be even"),
         ({"acme": 5}, r"ext.acme=5 must be a dict of fields \(seconds, label, day\)"),
-        ({"acne": {}}, r"ext.acne: no plugin in use takes .*; did you mean 'acme'\? \(there are: acme, open, strict\)"),
+        ({"acne": {}}, r"ext.acne: no plugin in use takes .*; did you mean 'acme'\? \(there are: acme, deep, open, strict"),
         ({"silent": {}}, r"ext.silent: plugin 'silent' \(given directly\) takes no fields of requests; leave it out"),
         ({5: {}}, r"ext.5: no plugin in use"),
         ([1], r"ext=\[1\] must be a dict"),
         ({"open": {"x": object()}}, r"ext.open holds what JSON cannot"),
+        ({"open": {"x": circle()}}, r"ext.open holds what JSON cannot: Circular reference"),
+        ({"open": {"x": b"\xff"}}, r"ext.open holds what JSON cannot"),
+        ({"open": {"x": 2**70}}, r"ext.open holds what JSON cannot"),
+        ({"open": {"x": "\ud800"}}, r"ext.open holds what JSON cannot"),
+        ({"deep": {"one": {"nam": "x"}}}, r"ext.deep.one.nam: there is no such field; did you mean 'name'\?"),
+        ({"deep": {"many": [{}, {"y": 1}]}}, r"ext.deep.many.1.y: there is no such field; fields are name"),
+        ({"deep": {"byName": {"a": {"y": 1}}}}, r"ext.deep.byName.a.y: there is no such field; fields are name"),
     ],
 )  # fmt: skip
 def test_what_is_refused(known: RequestExtensions, ext: Any, message: str) -> None:

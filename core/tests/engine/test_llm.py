@@ -90,6 +90,21 @@ def test_defaults_come_from_the_generation_config(make_llm: Any) -> None:
     assert llm.generate("x")[0].text == "ab"
 
 
+def test_defaults_never_exceed_the_context(make_llm: Any) -> None:
+    """Nobody chose the number of tokens that a model recommends."""
+    llm = make_llm("a" * 200, "b" * 200, "c" * 200, generation_config={"max_new_tokens": 5000})
+    assert len(llm.generate([1] * 100)[0].outputs[0].token_ids) == 28
+    llm.engine.add_request("1", [1] * 100)
+    outputs = []
+    while llm.engine.has_unfinished_requests():
+        outputs += llm.engine.step()
+    assert len(outputs[-1].outputs[0].token_ids) == 28
+    with pytest.raises(ValueError, match=r"max_tokens=5000 .* is over the limit"):
+        llm.generate([1] * 100, llm.get_default_sampling_params())
+    with pytest.raises(ValueError, match="leaves no room for output"):
+        llm.generate([1] * 128)
+
+
 def test_a_bad_prompt_is_named_and_nothing_runs(make_llm: Any) -> None:
     llm = make_llm("ab", "ab", "ab")
     with pytest.raises(RequestFailed, match=r"prompts\[1\]: prompt is empty") as caught:
@@ -131,6 +146,42 @@ def test_ctrl_c_aborts_the_batch_and_leaves_the_engine_usable(make_llm: Any) -> 
     assert len(steps) == 3, "the step in which it came is finished, no further one begun"
     assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
     assert llm.stats().num_running == 0
+    assert [o.text for o in llm.generate("c", TEN)] == ["xyz"]
+
+
+def test_ctrl_c_in_the_last_step_counts(make_llm: Any) -> None:
+    """A loop of short calls could not be stopped otherwise."""
+    llm = make_llm("ab", "xyz")
+    step = llm.engine.step
+
+    def interrupted_step() -> Any:
+        os.kill(os.getpid(), signal.SIGINT)
+        return step()
+
+    llm.engine.step = interrupted_step
+    with pytest.raises(KeyboardInterrupt):
+        llm.generate("a", SamplingParams(max_tokens=1))
+    llm.engine.step = step
+    assert [o.text for o in llm.generate("c", TEN)] == ["xyz"]
+
+
+def test_ctrl_c_while_a_batch_is_handed_over(make_llm: Any) -> None:
+    llm = make_llm("abc", "abc", "abc", "xyz")
+    core = llm.engine.client.core
+    add, added = core.scheduler.add_request, []
+
+    def interrupted_add(request: Any) -> None:
+        added.append(request.request_id)
+        if len(added) == 4:
+            os.kill(os.getpid(), signal.SIGINT)
+        add(request)
+
+    core.scheduler.add_request = interrupted_add
+    with pytest.raises(KeyboardInterrupt):
+        llm.generate(["a", "b", "c"], SamplingParams(n=3, max_tokens=10))
+    assert len(added) == 6, "a request is handed over whole or not at all"
+    assert (core.scheduler.requests, core._live) == ({}, set())
+    assert not llm.engine._outputs
     assert [o.text for o in llm.generate("c", TEN)] == ["xyz"]
 
 

@@ -43,6 +43,13 @@ def test_all_of_them_at_the_end(make_engine: Any) -> None:
     assert output.text == "one"
 
 
+def test_the_text_of_an_output_is_that_of_the_first_answer(make_engine: Any) -> None:
+    """Also in a stream, where an output may have news of others alone."""
+    outputs = ask(make_engine(SAID), OutputKind.DELTA)
+    assert [o.text for o in outputs] == ["o", "n", "e", "", "", ""]
+    assert [o.outputs[0].index for o in outputs] == [0, 0, 0, 0, 1, 1]
+
+
 def test_all_of_them_so_far_whenever_one_has_news(make_engine: Any) -> None:
     outputs = ask(make_engine(SAID), OutputKind.CUMULATIVE)
     assert [texts(o) for o in outputs] == [
@@ -71,6 +78,8 @@ def test_the_kind_of_the_call_wins_over_that_of_the_parameters(make_engine: Any,
     engine = make_engine(SAID)
     engine.add_request("x", "hi", SamplingParams(n=3, max_tokens=40, output_kind=OutputKind.CUMULATIVE), kind=kind)
     assert len(drain(engine)) == (1 if kind is OutputKind.FINAL else 6)
+    engine.add_request("x", "hi", SamplingParams(n=3, max_tokens=40), kind=kind.value)  # type: ignore[arg-type]
+    assert sum(len(o.outputs) for o in drain(engine)) == {"final": 3, "delta": 12, "cumulative": 18}[kind.value]
 
 
 def test_a_stop_string_ends_one_of_them(make_engine: Any) -> None:
@@ -153,19 +162,21 @@ def test_a_dead_engine_drops_all(make_engine: Any, executor_of: Any) -> None:
     assert engine.core_ids("x") == []
 
 
-def test_a_scheduler_that_refuses_one_takes_none(make_engine: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("error", [ValueError("full"), KeyError("full"), KeyboardInterrupt("full")])
+def test_a_scheduler_that_refuses_one_takes_none(make_engine: Any, monkeypatch: pytest.MonkeyPatch, error: BaseException) -> None:
+    """Nor where something else comes in between: no answer goes on that nobody listens to."""
     engine = make_engine({"x": "ab"})
     scheduler = engine.client.core.scheduler
     add, added = scheduler.add_request, []
 
     def add_two(request: Any) -> None:
         if len(added) == 2:
-            raise ValueError("full")
+            raise error
         added.append(request.request_id)
         add(request)
 
     monkeypatch.setattr(scheduler, "add_request", add_two)
-    with pytest.raises(ValueError, match="full"):
+    with pytest.raises(type(error), match="full"):
         engine.add_request("x", "hi", SamplingParams(n=3))
     assert scheduler.requests == {}
     assert engine.num_unfinished_requests == 0

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import msgspec
+import numpy as np
 import pytest
+from pydantic import BaseModel
 
 from pegboard.wire import OutputKind, SamplingParams, StructuredOutputs
 
@@ -48,10 +51,13 @@ BAD: list[tuple[dict[str, Any], str]] = [
     ({"temperature": -0.1}, r"temperature=-0.1 must be in \[0"),
     ({"temperature": float("nan")}, "temperature=nan must be a finite number"),
     ({"temperature": "hot"}, "temperature='hot' must be a finite number"),
+    ({"temperature": 10**400}, r"temperature=10{79} must be in \[0"),
+    ({"temperature": "hot" * 99}, "temperature='[hot]{79} must be a finite number"),
     ({"top_p": 0.0}, r"top_p=0.0 must be in \(0, 1\]"),
     ({"top_p": 1.1}, r"top_p=1.1 must be in \(0, 1\]"),
     ({"top_k": -2}, "top_k=-2 must be at least -1"),
     ({"top_k": True}, "top_k=True must be an integer"),
+    ({"top_k": 2**31}, "top_k=2147483648 must be at most 2147483647"),
     ({"min_p": 1.5}, "min_p=1.5"),
     ({"repetition_penalty": 0.0}, r"repetition_penalty=0.0 must be in \[0.001, 1000\]"),
     ({"repetition_penalty": 1e-50}, r"repetition_penalty=1e-50 must be in \[0.001, 1000\]"),
@@ -67,6 +73,8 @@ BAD: list[tuple[dict[str, Any], str]] = [
     ({"logit_bias": {2**63: 1}}, "a token id in logit_bias=9223372036854775808 must be between 0"),
     ({"logit_bias": {3: 101}}, r"logit_bias\[3\]=101 must be in \[-100, 100\]"),
     ({"logit_bias": {3: float("inf")}}, r"logit_bias\[3\]=inf must be a finite number"),
+    ({"logit_bias": {3: 10**400}}, r"logit_bias\[3\]=10{79} must be in \[-100"),
+    ({"logit_bias": {3: 1.0, 4: np.float32(101)}}, r"logit_bias\[4\]=101.0 must be in \[-100"),
     ({"allowed_token_ids": []}, "allowed_token_ids is empty"),
     ({"allowed_token_ids": 5}, "allowed_token_ids=5 must be a list"),
     ({"allowed_token_ids": [1, 1.5]}, "allowed_token_ids=1.5 must be an integer"),
@@ -74,12 +82,14 @@ BAD: list[tuple[dict[str, Any], str]] = [
     ({"bad_words": [""]}, "bad_words entries must be non-empty strings, got ''"),
     ({"bad_words": [5]}, "bad_words entries must be non-empty strings, got 5"),
     ({"bad_words": 5}, "bad_words=5 must be a list"),
+    ({"bad_words": ["\ud800"]}, r"bad_words entries must be made of characters; '\\ud800' has half of a surrogate pair"),
     ({"structured_outputs": {"regex": "a"}}, "must be a StructuredOutputs"),
     ({"max_tokens": 0}, "max_tokens=0 must be at least 1"),
     ({"min_tokens": -1}, "min_tokens=-1 must be at least 0"),
     ({"min_tokens": 17}, "min_tokens=17 is larger than max_tokens=16"),
     ({"stop": 5}, "stop=5 must be a list"),
     ({"stop": [""]}, "stop entries must be non-empty strings"),
+    ({"stop": ["ok", "a\udfff"]}, "stop entries must be made of characters"),
     ({"stop_token_ids": 5}, "stop_token_ids=5 must be a list"),
     ({"stop_token_ids": "12"}, "stop_token_ids='12' must be a list"),
     ({"stop_token_ids": [2**31]}, "stop_token_ids=2147483648 must be between 0"),
@@ -94,6 +104,7 @@ BAD: list[tuple[dict[str, Any], str]] = [
     ({"output_kind": 1}, "output_kind=1 must be an OutputKind"),
     ({"truncate_prompt_tokens": 0}, "truncate_prompt_tokens=0 leaves no prompt"),
     ({"truncate_prompt_tokens": -2}, "truncate_prompt_tokens=-2 must be at least -1"),
+    ({"truncate_prompt_tokens": 2**64}, "truncate_prompt_tokens=18446744073709551616 must be at most"),
     ({"cache_salt": ""}, "cache_salt='' must be a non-empty string"),
     ({"priority": "high"}, "priority='high' must be an integer"),
     ({"ext": 5}, "ext=5 must be a dict"),
@@ -126,10 +137,48 @@ def test_edges_are_accepted() -> None:
     assert SamplingParams(output_kind="delta").output_kind is OutputKind.DELTA  # type: ignore[arg-type]
 
 
+def test_numbers_of_numpy_are_numbers() -> None:
+    """Not only where they happen to be Python's own, as numpy's float64 is: what is sent must be."""
+    params = SamplingParams(
+        temperature=np.float32(0.5),  # type: ignore[arg-type]
+        top_p=np.float64(0.25),
+        max_tokens=np.int64(7),  # type: ignore[arg-type]
+        seed=np.uint64(2**64 - 1),  # type: ignore[arg-type]
+        stop_token_ids=np.array([3, 4]),  # type: ignore[arg-type]
+        allowed_token_ids=list(np.arange(5)),  # type: ignore[arg-type]
+        logit_bias={np.int32(3): np.float16(1.5)},  # type: ignore[dict-item]
+    )
+    assert params == SamplingParams(
+        temperature=0.5,
+        top_p=0.25,
+        max_tokens=7,
+        seed=2**64 - 1,
+        stop_token_ids=(3, 4),
+        allowed_token_ids=(0, 1, 2, 3, 4),
+        logit_bias={3: 1.5},
+    )
+    assert msgspec.msgpack.decode(msgspec.msgpack.encode(params), type=SamplingParams) == params
+    with pytest.raises(ValueError, match=r"top_k=2\.0 must be an integer"):
+        SamplingParams(top_k=np.float32(2))  # type: ignore[arg-type]
+
+
+def test_a_bias_that_is_changed_later_changes_nothing() -> None:
+    bias = {3: 1.0}
+    params = SamplingParams(logit_bias=bias)
+    bias[3] = 1e9
+    assert params.logit_bias == {3: 1.0}
+
+
 def test_nothing_is_lost_on_the_wire() -> None:
     sent = msgspec.msgpack.encode(EVERYTHING)
     assert msgspec.msgpack.decode(sent, type=SamplingParams) == EVERYTHING
     assert msgspec.msgpack.decode(msgspec.msgpack.encode(SamplingParams())) == {}, "defaults are not sent"
+
+
+class Unwritable(BaseModel):
+    """Has no JSON schema."""
+
+    call: Callable[[int], int]
 
 
 class Answer:
@@ -145,7 +194,9 @@ class Answer:
         ({"json": '{"type":"object"}'}, "json_schema", '{"type": "object"}'),
         ({"json": {}}, "json_schema", "{}"),
         ({"json": Answer}, "json_schema", '{"type": "object"}'),
+        ({"json": False}, "json_schema", "false"),
         ({"json_object": True}, "json_object", ""),
+        ({"json_object": False, "regex": "a+"}, "regex", "a+"),
         ({"regex": "a+"}, "regex", "a+"),
         ({"choice": ["a", "b"]}, "choice", '["a", "b"]'),
         ({"grammar": "root ::= 'a'"}, "grammar", "root ::= 'a'"),
@@ -165,7 +216,12 @@ def test_a_language_has_one_form(fields: dict[str, Any], kind: str, text: str) -
         ({"json": "[1]"}, "json must be a JSON schema, which is an object or a boolean; got list"),
         ({"json": 5}, "got int"),
         ({"json": {"a": object()}}, "json is no JSON schema"),
+        ({"json": {"const": float("nan")}}, "json is no JSON schema: Out of range float"),
+        ({"json": Unwritable}, r"json=<class '.*Unwritable'> has no JSON schema: .*Callable"),
+        ({"json": BaseModel}, r"json=<class '.*BaseModel'> has no JSON schema"),
         ({"json_object": 1}, "json_object=1 must be true or false"),
+        ({"json_object": 0}, "json_object=0 must be true or false"),
+        ({"json_object": False}, "got none"),
         ({"regex": ""}, "regex='' must be a non-empty text"),
         ({"grammar": 5}, "grammar=5 must be a non-empty text"),
         ({"choice": []}, "must be a non-empty list of texts"),

@@ -153,6 +153,15 @@ def test_a_child_publishes_what_its_source_did_not(driver_of: DriverOf) -> None:
     assert driver.last["next"].num_cached_tokens == 8
 
 
+def test_other_prompts_under_the_same_name_are_another_group(driver_of: DriverOf) -> None:
+    driver = driver_of()
+    requests = [make_request(f"r{i}", range(i % 2, 9), 5, group="g", variant=i) for i in range(4)]
+    driver.add(*requests)
+    assert driver.plan().num_scheduled_tokens == [9, 8, 0, 0]
+    driver.run()
+    driver.assert_right(*requests)
+
+
 # -- waiting -----------------------------------------------------------------------------------------------------------
 
 
@@ -261,6 +270,39 @@ def test_members_without_a_slot_follow_with_one_token(driver_of: DriverOf, promp
     if depth == 1:
         decoded = sum(len(driver.tokens[r.request_id]) - 1 for r in group)
         assert driver.scheduler.stats().num_scheduled_tokens == prompt_len + 5 + decoded
+
+
+def test_a_member_without_a_copy_to_wait_for_is_followed_at_once(driver_of: DriverOf) -> None:
+    driver = driver_of(max_num_seqs=2)
+    group = [make_request(f"g/{i}", range(8), 1 if i == 0 else 9, group="g", variant=i) for i in range(3)]
+    driver.add(*group)
+    driver.step()
+    assert list(driver.finished) == ["g/0"]
+    assert entered(driver.plan()) == [("g/2", 7)]
+    driver.run()
+    driver.assert_right(*group)
+
+
+@pytest.mark.parametrize("chunks_of_another", [0, 1])
+def test_a_member_with_output_computes_for_itself(driver_of: DriverOf, chunks_of_another: int) -> None:
+    """Beside members that have computed the prompt, and in the plan in which another one ends it."""
+    policy = Preempts()
+    driver = driver_of(parts={"preemption_policy": lambda: policy}, long_prefill_token_threshold=8, allocator="paged")
+    group = make_group("g", range(20), 3, 9)
+    late = make_request("late", range(20), 9, group="g", variant=7, prompt_logprobs=True)
+    driver.add(*group)
+    for _ in range(4):
+        driver.step()
+    driver.add(late)
+    for _ in range(chunks_of_another):
+        driver.step()
+    policy.victim = "g/2"
+    driver.step()
+    plan = driver.plan()
+    assert entered(plan)[0] == ("g/2", 0)
+    assert (plan.num_to_sample[2] == 1) == bool(chunks_of_another)
+    driver.run()
+    driver.assert_right(*group, late)
 
 
 def test_members_whose_group_has_ended_compute_again(driver_of: DriverOf) -> None:

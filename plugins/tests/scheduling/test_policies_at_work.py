@@ -12,6 +12,8 @@ from pegboard.config import EngineConfig
 from pegboard.contracts.admission_policy import AdmissionPolicy, Admit, Hold, Skip
 from pegboard.contracts.chunk_policy import ChunkPolicy
 from pegboard.contracts.preemption_policy import PreemptionPolicy
+from pegboard.contracts.scheduler import PauseState
+from pegboard.testing.adversaries import Preempts
 from pegboard.testing.driver import SchedulerDriver, make_request
 from pegboard.testing.fakes import fake_kv_config, hash_model
 from pegboard_plugins.scheduling.queues import PriorityQueue
@@ -64,6 +66,32 @@ def test_a_policy_that_never_admits_cannot_stop_the_engine(driver_of: DriverOf) 
     driver.add(*requests)
     driver.run()
     driver.assert_right(*requests)
+
+
+class Says(AdmissionPolicy):
+    answer: Any = None
+
+    def admit(self, request: Any, context: Any) -> Any:
+        return self.answer
+
+
+def test_nor_can_it_in_a_pause_of_new_requests(driver_of: DriverOf) -> None:
+    """Those that had been running go on; the others wait."""
+    admission, preemption = Says(), Preempts()
+    driver = driver_of(parts={"admission_policy": lambda: admission, "preemption_policy": lambda: preemption})
+    old, young, new = (make_request(name, [1], 9) for name in ("old", "young", "new"))
+    driver.add(old, young)
+    driver.step()
+    driver.add(new)
+    admission.answer = Hold()
+    driver.scheduler.set_pause_state(PauseState.PAUSED_NEW)
+    preemption.victim = "young"
+    for _ in range(20):
+        driver.step()
+    assert sorted(driver.finished) == ["old", "young"]
+    driver.scheduler.set_pause_state(PauseState.UNPAUSED)
+    driver.run()
+    driver.assert_right(old, young, new)
 
 
 class NoChunks(ChunkPolicy):

@@ -71,6 +71,22 @@ def test_preempted_at_any_time_they_are_reported_once(driver_of: DriverOf, num_s
     assert driver.last["wants"].num_preemptions == 1
 
 
+@pytest.mark.parametrize("num_steps", [1, 2, 5])
+def test_a_request_that_comes_back_asks_for_them_only_if_some_are_missing(driver_of: DriverOf, num_steps: int) -> None:
+    """Its prompt is computed in two steps."""
+    policy = Preempts()
+    driver = driver_of(parts={"preemption_policy": lambda: policy}, max_num_batched_tokens=7)
+    old, wants = make_request("old", [99], 40), make_request("wants", range(11), 9, prompt_logprobs=True)
+    driver.add(old, wants)
+    for _ in range(num_steps):
+        driver.step()
+    policy.victim = "wants"
+    driver.run()
+    driver.assert_right(old, wants)
+    asked = [new.sampling.prompt_logprobs for plan in driver.plans for new in plan.new_requests if new.request_id == "wants"]
+    assert asked == [0, 0 if num_steps == 1 else None]
+
+
 def test_the_last_chunk_may_have_none(driver_of: DriverOf) -> None:
     driver = driver_of(max_num_batched_tokens=5)
     wants = make_request("wants", range(6), 5, prompt_logprobs=True)

@@ -52,6 +52,17 @@ def test_bos_is_added_as_tokenizer_json_says(
     assert tokenizer.encode("the world") == [*expected, *tokenizer.encode("the world", add_special_tokens=False)]
 
 
+def test_half_of_a_surrogate_pair_is_no_text(change: Callable[..., Path]) -> None:
+    """It comes out of JSON, which can spell it."""
+    tokenizer = load(change(chat_template=CHAT_TEMPLATE))
+    with pytest.raises(ValueError, match=r"the text has '\\ud800' at place 2: half of a surrogate pair"):
+        tokenizer.encode("ab\ud800c")
+    with pytest.raises(ValueError, match="half of a surrogate pair"):
+        tokenizer.apply_chat_template([{"role": "user", "content": json.loads('"\\udfff"')}])
+    with pytest.raises(TypeError):
+        tokenizer.encode(5)  # type: ignore[arg-type]
+
+
 def test_special_tokens_come_from_either_file(tmp_path: Path, change: Callable[..., Path]) -> None:
     folder = change(eos_token=..., bos_token={"content": "<|begin|>", "special": True})
     assert load(folder).eos_token_id is None

@@ -19,7 +19,8 @@ class GrammarState(abc.ABC):
 
     @abc.abstractmethod
     def accept(self, token_ids: Sequence[int]) -> bool:
-        """Advance; False, and nothing changed, if the tokens don't fit."""
+        """Advance; False, and nothing changed, if the tokens don't fit. An end-of-sequence id fits where the mask allows it, and
+        then ends the language. Raises ``ValueError`` as ``fill_bitmask``."""
 
     @abc.abstractmethod
     def rollback(self, num_tokens: int) -> None:

@@ -39,7 +39,8 @@ class Tokenizer(abc.ABC):
         """Ids that ``decode`` leaves out with ``skip_special_tokens``."""
 
     @abc.abstractmethod
-    def encode(self, text: str, add_special_tokens: bool = True) -> list[int]: ...
+    def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
+        """Raises ``ValueError`` for a text that it cannot take, such as one with half of a surrogate pair in it."""
 
     @abc.abstractmethod
     def decode(self, token_ids: Sequence[int], skip_special_tokens: bool = True) -> str:

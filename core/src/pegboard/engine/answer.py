@@ -28,15 +28,17 @@ class Answer:
         self.num_preemptions = 0
         self._params, self._ends = params, frozenset(request.stop_token_ids)
         self._names = names if params.detokenize else None
-        self._text = prompt_text or ""
+        self._pieces = [prompt_text or ""]
+        """The text so far."""
+        self._length = len(self._pieces[0])
         shown = (params.skip_special_tokens, params.spaces_between_special_tokens)
-        self._located = LocatedText(tokenizer, *shown, start=len(self._text)) if params.detokenize else None
+        self._located = LocatedText(tokenizer, *shown, start=self._length) if params.detokenize else None
         self._stop = StopMatcher(params.stop, params.include_stop_str_in_output)
         self._logprobs: list[dict[int, Logprob]] | None = None if params.logprobs is None else []
         self._offsets: list[int] | None = None if params.logprobs is None else []
         self._cumulative_logprob = None if params.logprobs is None else 0.0
         self._shows_prompt = prompt_text is not None
-        self._seen_text = self._seen_tokens = 0
+        self._seen_pieces = self._seen_tokens = 0
         self._seen = False
 
     @property
@@ -63,17 +65,20 @@ class Answer:
         if self._stop.matched is not None:
             self.finish_reason, self.stop_reason = FinishReason.STOP, self._stop.matched
         if self.finished and self._offsets is not None:  # those of tokens that a stop string has cut off
-            self._offsets = [min(offset, len(self._text)) for offset in self._offsets]
+            self._offsets = [min(offset, self._length) for offset in self._offsets]
         return taken
 
     def report(self, delta: bool) -> CompletionOutput:
         """All of it so far, or with ``delta`` what is new since the last report."""
-        text_from, tokens_from = (self._seen_text, self._seen_tokens) if delta else (0, 0)
+        pieces_from, tokens_from = (self._seen_pieces, self._seen_tokens) if delta else (0, 0)
         with_prompt = self._shows_prompt and not (delta and self._seen)
-        self._seen_text, self._seen_tokens, self._seen = len(self._text), len(self.token_ids), True
+        text = "".join(self._pieces[pieces_from:])
+        if not delta:
+            self._pieces = [text]
+        self._seen_pieces, self._seen_tokens, self._seen = len(self._pieces), len(self.token_ids), True
         return CompletionOutput(
             index=self.index,
-            text=self._text[text_from:],
+            text=text,
             token_ids=self.token_ids[tokens_from:],
             cumulative_logprob=self._cumulative_logprob,
             logprobs=None if self._logprobs is None else self._logprobs[tokens_from:],
@@ -95,12 +100,17 @@ class Answer:
             self._offsets.append(self._located.locate(token_id) if self._located is not None else 0)
             self._cumulative_logprob = (self._cumulative_logprob or 0.0) + logprobs.logprobs[0]
         if self._located is not None and not hidden:
-            self._text += self._stop.feed(self._located.push(token_id), self._armed)
+            self._show(self._stop.feed(self._located.push(token_id), self._armed))
+
+    def _show(self, piece: str) -> None:
+        if piece:
+            self._pieces.append(piece)
+            self._length += len(piece)
 
     def _end(self, reason: FinishReason, stop_reason: int | str | None) -> None:
         if self._located is not None:
-            self._text += self._stop.feed(self._located.flush(), self._armed)
+            self._show(self._stop.feed(self._located.flush(), self._armed))
         if self._stop.matched is None:
-            self._text += self._stop.release()
+            self._show(self._stop.release())
             own_stop = reason is not FinishReason.STOP or stop_reason in self._params.stop_token_ids
             self.finish_reason, self.stop_reason = reason, stop_reason if own_stop else None

@@ -5,25 +5,36 @@ from __future__ import annotations
 import logging
 import weakref
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 from pegboard.contracts.executor import ALL, Executor, Ranks
 from pegboard.contracts.scheduler import RequestStatus, Scheduler
+from pegboard.engine.ending import Ending
 from pegboard.engine.errors import EngineDeadError
+from pegboard.engine.grammars import GrammarManager
 from pegboard.engine.info import EngineInfo, check_context
 from pegboard.engine.kv_sizing import kv_cache_config
-from pegboard.wire import EngineCoreOutput, EngineCoreRequest, ModelRunnerOutput, SchedulerOutput, SchedulerStats
+from pegboard.wire import (
+    EngineCoreOutput,
+    EngineCoreRequest,
+    FinishReason,
+    ModelRunnerOutput,
+    SchedulerOutput,
+    SchedulerStats,
+)
 
 if TYPE_CHECKING:
     from pegboard.config import EngineConfig
-    from pegboard.contracts.event_sink import EventSink
-    from pegboard.plugins import Composition, PluginHost
+    from pegboard.plugins import Composition
 
 log = logging.getLogger(__name__)
+
+GRAMMAR_WAIT: Final = 0.02
+"""Seconds that a step without anything to compute waits for a grammar. Short: nothing else is heard meanwhile."""
 
 
 @dataclass(slots=True)
@@ -45,13 +56,17 @@ class EngineCore:
     def __init__(self, config: EngineConfig, composition: Composition) -> None:
         """Raises ``ConfigError`` for a context that the model does not support, what a worker raised (``WorkerError``), or
         ``EngineStartError`` when there is no room for a KV cache."""
-        self.config = config
+        self.config, self._composition = config, composition
         self._failure: BaseException | str | None = None
+        self._live: set[str] = set()
+        """Ids of unfinished requests, with the scheduler or waiting for their grammar."""
+        self._ended: list[EngineCoreOutput] = []
+        """News that the next step tells: requests that ended before the scheduler had them."""
         self._in_flight: deque[_InFlight] = deque()
         check_context(config, composition.spec)
         hook = composition.host.hook
         self.executor: Executor = composition.create("executor")
-        ending = _Ending(self.executor, composition.host)
+        ending = Ending(self.executor, composition.host)
         self._stop = weakref.finalize(self, ending)
         try:
             specs, reports = self.executor.get_kv_cache_specs(), self.executor.determine_available_memory()
@@ -61,28 +76,46 @@ class EngineCore:
             self.executor.initialize_from_config(kv_config)
             ending.sinks = composition.create_all("event_sink")
             sinks = list(ending.sinks.values())
-            self.scheduler: Scheduler = composition.create("scheduler", kv_config=kv_config, event_sinks=sinks)
+            self.grammars = ending.grammars = self._grammar_manager()
+            self.scheduler: Scheduler = composition.create(
+                "scheduler", kv_config=kv_config, event_sinks=sinks, grammars=self.grammars
+            )
             self.executor.register_failure_callback(_weakly(self._on_executor_failure))
             hook.engine_ready(info=self.info)
         except BaseException:
             self._let_go()
             raise
 
+    def _grammar_manager(self) -> GrammarManager:
+        limits = self.config.structured_outputs
+        return GrammarManager(
+            partial(self._composition.create, "grammar"),
+            self._composition.spec.vocab_size,
+            num_threads=limits.compile_threads,
+            timeout=limits.compile_timeout,
+        )
+
     # -- the loop ----------------------------------------------------------------------------------------------------
 
     def step(self) -> list[EngineCoreOutput]:
         """Plan what can be planned, wait for the oldest step in flight, book its results.
 
-        Returns the news of that step; [] when nothing is in flight and nothing can be planned.
+        Returns the news of that step, and of requests that ended before they came to the scheduler. [] when nothing is in flight
+        and nothing can be planned; while a grammar is being compiled that takes up to ``GRAMMAR_WAIT`` seconds.
         """
         self._check_alive()
         try:
+            self._hand_over()
             while len(self._in_flight) < self.executor.max_concurrent_batches and self._submit_next():
                 pass
-            if not self._in_flight:
-                return []
-            step = self._in_flight.popleft()
-            return self.scheduler.update_from_output(step.plan, self._result(step))
+            news, self._ended = self._ended, []
+            if self._in_flight:
+                step = self._in_flight.popleft()
+                news += self.scheduler.update_from_output(step.plan, self._result(step))
+            elif not news:
+                self.grammars.wait(GRAMMAR_WAIT)
+            self._live.difference_update(output.request_id for output in news if output.finish_reason is not None)
+            return news
         except Exception as error:
             dead = self._die(error)
             raise dead from dead.__cause__ or error
@@ -117,9 +150,51 @@ class EngineCore:
     # -- requests ----------------------------------------------------------------------------------------------------
 
     def add_request(self, request: EngineCoreRequest) -> None:
-        """Queue ``request``. Raises ``ValueError`` for an id in use, or a prompt that can never fit the KV pool."""
+        """Queue ``request``, one with a grammar as soon as that is compiled.
+
+        Raises ``ValueError`` for an id in use, a prompt that can never fit the KV pool, and what the scheduler does not serve. A
+        request that is refused only when its grammar is compiled ends with ``FinishReason.ERROR``.
+        """
         self._check_alive()
-        self.scheduler.add_request(request)
+        self._check_served(request)
+        if request.request_id in self._live:
+            raise ValueError(
+                f"request id {request.request_id!r} is still in use; wait for its end, abort it, or choose another id"
+            )
+        if request.grammar is None:
+            self.scheduler.add_request(request)
+        else:
+            self.grammars.enqueue(request)
+        self._live.add(request.request_id)
+        self._hand_over()
+
+    def _check_served(self, request: EngineCoreRequest) -> None:
+        asked = {"grammars": request.grammar is not None, "prompt_logprobs": request.sampling.prompt_logprobs is not None}
+        for capability in (name for name, wanted in asked.items() if wanted):
+            scheduler = self._composition.parts["scheduler"]
+            if capability not in scheduler.capabilities:
+                raise ValueError(
+                    f"request {request.request_id!r} needs {capability}, which scheduler {scheduler.name!r} does not serve; "
+                    "choose another one (scheduler.name)"
+                )
+        if request.grammar is not None and "grammar" not in self._composition.parts:
+            raise ValueError(
+                f"request {request.request_id!r} has a grammar, but no grammar backend is installed; pip install "
+                "pegboard-plugins, or name one (structured_outputs.backend)"
+            )
+
+    def _hand_over(self) -> None:
+        """Give the scheduler the requests whose grammar is compiled by now."""
+        for request, error in self.grammars.take_ready():
+            if error is None:
+                try:
+                    self.scheduler.add_request(request)
+                    continue
+                except ValueError as refused:
+                    error = str(refused)
+                    self.grammars.forget(request.request_id)
+            ended = EngineCoreOutput(request_id=request.request_id, finish_reason=FinishReason.ERROR, stop_reason=error)
+            self._ended.append(ended)
 
     def abort_requests(self, request_ids: Iterable[str] | None) -> list[str]:
         """End requests (None: all) and free what they hold. Unknown ids are ignored. Returns the ids that it ended.
@@ -127,21 +202,32 @@ class EngineCore:
         A scheduler that fails at this has lost its books: the core is dead then.
         """
         self._check_alive()
+        ids = None if request_ids is None else list(request_ids)
+        untold = [output.request_id for output in self._ended if ids is None or output.request_id in ids]
+        self._ended = [output for output in self._ended if output.request_id not in untold]
+        ended = [*untold, *self.grammars.drop(ids)]
         try:
-            return self.scheduler.finish_requests(request_ids, RequestStatus.FINISHED_ABORTED)
+            ended += self.scheduler.finish_requests(ids, RequestStatus.FINISHED_ABORTED)
         except Exception as error:
             dead = self._die(error)
             raise dead from dead.__cause__ or error
+        self._live.difference_update(ended)
+        return ended
 
     def has_requests(self) -> bool:
-        """True while ``step`` has something to do; never for a dead engine."""
-        return self._failure is None and (bool(self._in_flight) or self.scheduler.has_requests())
+        """True while ``step`` has something to do or to wait for; never for a dead engine."""
+        if self._failure is not None:
+            return False
+        return bool(self._in_flight or self._ended or self.grammars.num_waiting) or self.scheduler.has_requests()
 
     # -- control -----------------------------------------------------------------------------------------------------
 
     def stats(self) -> SchedulerStats:
+        """The scheduler's; requests that wait for their grammar count as waiting."""
         self._check_alive()
-        return self.scheduler.stats()
+        stats = self.scheduler.stats()
+        stats.num_waiting += self.grammars.num_waiting
+        return stats
 
     def reset_prefix_cache(self) -> bool:
         """Forget cached blocks; False, and nothing changed, while requests hold blocks."""
@@ -216,31 +302,3 @@ def _weakly(method: Callable[[BaseException], None]) -> Callable[[BaseException]
             target(cause)
 
     return call
-
-
-class _Ending:
-    """What happens once when the core ends. Holds no reference to the core: it also runs when that is gone."""
-
-    def __init__(self, executor: Executor, host: PluginHost) -> None:
-        self._executor, self._host = executor, host
-        self.info: EngineInfo | None = None
-        self.sinks: Mapping[str, EventSink] = {}
-
-    def __call__(self) -> None:
-        """Tell the plugins, close the event sinks, stop the workers. What one of them raises keeps no other from ending."""
-        try:
-            for record in self._host.records:
-                if record.active and "engine_stopping" in record.hooks:
-                    stopping = partial(self._host.only, record, "engine_stopping", info=self.info)
-                    _attempt(stopping, f"engine_stopping of {record.label}")
-            for name, sink in self.sinks.items():
-                _attempt(sink.close, f"closing event sink {name!r}")
-        finally:
-            self._executor.shutdown()
-
-
-def _attempt(end: Callable[[], object], doing: str) -> None:
-    try:
-        end()
-    except Exception:
-        log.warning("%s failed", doing, exc_info=True)

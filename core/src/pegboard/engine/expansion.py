@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import copy
 import itertools
+from collections import Counter
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 import msgspec
 
+from pegboard.engine.info import EngineInfo
 from pegboard.engine.seeds import shifted
+from pegboard.engine.vocabulary import check_token_ids
 from pegboard.plugins.errors import PluginError
-from pegboard.wire import EngineCoreRequest
+from pegboard.wire import EngineCoreRequest, SamplingParams
 
 if TYPE_CHECKING:
     from pegboard.plugins import PluginHost
@@ -25,8 +29,8 @@ class Expander:
     one.
     """
 
-    def __init__(self, host: PluginHost) -> None:
-        self._host = host
+    def __init__(self, host: PluginHost, info: EngineInfo) -> None:
+        self._host, self._info = host, info
         self._count = itertools.count()
 
     def __call__(self, request: EngineCoreRequest) -> list[EngineCoreRequest]:
@@ -56,7 +60,7 @@ class Expander:
             raise PluginError(f"expand_request failed in {who}: {type(error).__name__}: {error}") from error
         if answer is None:
             return None
-        problem = _problem(answer)
+        problem = _problem(answer, self._info)
         if problem:
             raise PluginError(f"expand_request of {who}, asked for request {request.request_id!r}: {problem}")
         return list(answer)
@@ -65,17 +69,25 @@ class Expander:
 def children(request: EngineCoreRequest) -> list[EngineCoreRequest]:
     """``sampling.n`` requests in one group, each as one of its own with ``seed + i``; the first asks for prompt logprobs."""
     made, sampling = [], request.sampling
-    assert sampling.seed is not None, "seeds are drawn before a request is expanded"
     for i in range(sampling.n):
-        own = msgspec.structs.replace(
-            sampling, n=1, seed=shifted(sampling.seed, i), prompt_logprobs=None if i else sampling.prompt_logprobs
-        )
         name, parent = f"{request.request_id}#{i}", request.request_id
-        made.append(msgspec.structs.replace(request, request_id=name, group=parent, sampling=own))
+        made.append(msgspec.structs.replace(request, request_id=name, group=parent, sampling=_own(sampling, i)))
     return made
 
 
-def _problem(answer: object) -> str:
+def _own(sampling: SamplingParams, i: int) -> SamplingParams:
+    """The parameters of the ``i``-th answer. A copy, made without the checks: those of a bias for every id would stop the engine
+    for seconds when they are repeated for each of many answers."""
+    assert sampling.seed is not None, "seeds are drawn before a request is expanded"
+    own, change = copy.copy(sampling), msgspec.structs.force_setattr
+    change(own, "n", 1)
+    change(own, "seed", shifted(sampling.seed, i))
+    if i:
+        change(own, "prompt_logprobs", None)
+    return own
+
+
+def _problem(answer: object, info: EngineInfo) -> str:
     """Why a plugin's answer cannot be used, or nothing."""
     if isinstance(answer, (str, bytes)) or not isinstance(answer, Sequence) or not answer:
         return f"it must give a non-empty list of requests, and gave {answer!r:.80}"
@@ -85,22 +97,44 @@ def _problem(answer: object) -> str:
     ids = [r.request_id for r in answer]
     if not all(isinstance(i, str) and i for i in ids):
         return f"request ids must be non-empty texts, and it gave {ids!r:.200}"
-    twice = next((i for i in ids if ids.count(i) > 1), None)
+    twice = next((i for i, count in Counter(ids).items() if count > 1), None)
     if twice is not None:
         return f"request ids must differ, and it gave {twice!r} to several requests"
-    return next((p for r in answer if (p := _request_problem(r, answer))), "")
+    problem = next((f"its request {r.request_id!r} {p}" for r in answer if (p := _request_problem(r, info))), "")
+    return problem or _group_problem(answer)
 
 
-def _request_problem(request: EngineCoreRequest, all_of_them: Sequence[EngineCoreRequest]) -> str:
-    name, sampling = f"its request {request.request_id!r}", request.sampling
-    if sampling.n != 1:
-        return f"{name} has sampling.n={sampling.n}, and must have 1"
-    if sampling.seed is None:
-        return f"{name} has no seed; give each one of its own"
-    if not request.prompt_token_ids or request.max_tokens < 1:
-        counts = f"{len(request.prompt_token_ids)} prompt tokens and max_tokens={request.max_tokens}"
-        return f"{name} has {counts}; both must be at least 1"
-    first = next(r for r in all_of_them if r.group == request.group)
-    if request.group is not None and (first.prompt_token_ids, first.cache_salt) != (request.prompt_token_ids, request.cache_salt):
-        return f"{name} has another prompt or cache_salt than {first.request_id!r} of the same group"
+def _request_problem(request: EngineCoreRequest, info: EngineInfo) -> str:
+    """What the engine core relies on; a request of its own has it from ``InputProcessor``."""
+    try:
+        msgspec.convert({name: getattr(request, name) for name in request.__struct_fields__}, EngineCoreRequest)
+    except msgspec.ValidationError as error:
+        return f"has a field of a wrong type: {error}"
+    if request.sampling.n != 1:
+        return f"has sampling.n={request.sampling.n}, and must have 1"
+    if request.sampling.seed is None:
+        return "has no seed; give each one of its own"
+    if request.sampling.structured_outputs is not None:
+        return "has sampling.structured_outputs, which is not looked at here; set grammar"
+    length, room = len(request.prompt_token_ids), request.max_tokens
+    if not length or room < 1:
+        return f"has {length} prompt tokens and max_tokens={room}; both must be at least 1"
+    if length + room > info.max_tokens:
+        return f"has {length} prompt tokens and max_tokens={room}, together over the limit of {info.reason}"
+    try:
+        check_token_ids("prompt_token_ids", request.prompt_token_ids, info.vocab_size)
+    except ValueError as error:
+        return f"cannot be computed: {error}"
+    return ""
+
+
+def _group_problem(answer: Sequence[EngineCoreRequest]) -> str:
+    first: dict[str, EngineCoreRequest] = {}
+    for request in answer:
+        if request.group is None:
+            continue
+        other = first.setdefault(request.group, request)
+        if (other.prompt_token_ids, other.cache_salt) != (request.prompt_token_ids, request.cache_salt):
+            names = request.request_id, other.request_id
+            return "its request {!r} has another prompt or cache_salt than {!r} of the same group".format(*names)
     return ""

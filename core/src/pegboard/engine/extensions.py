@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
-from pydantic import BaseModel, ValidationError
-from pydantic_core import PydanticSerializationError
+import msgspec
+from pydantic import BaseModel, RootModel, ValidationError
 
 from pegboard.plugins.errors import PluginError
 from pegboard.plugins.provider import RequestFields, import_target
@@ -59,7 +59,7 @@ class RequestExtensions:
         problems: list[str] = []
         try:
             if isinstance(fields, Mapping):
-                problems += _unknown_fields(name, fields, model)
+                problems += _unknown_fields(f"ext.{name}", fields, model)
                 fields = dict(fields)
             checked = model.model_validate(fields)
         except ValidationError as error:
@@ -67,9 +67,14 @@ class RequestExtensions:
         if problems:
             raise ValueError("; ".join(problems))
         try:
-            return checked.model_dump(mode="json", by_alias=True)
-        except PydanticSerializationError as error:
+            plain = checked.model_dump(mode="json", by_alias=True)
+            msgspec.msgpack.encode(plain)  # as it goes to other processes
+        except (ValueError, TypeError, OverflowError, RecursionError) as error:
             raise ValueError(f"ext.{name} holds what JSON cannot: {error}") from error
+        problems += _passed_over(f"ext.{name}", fields, checked)
+        if problems:
+            raise ValueError("; ".join(problems))
+        return plain
 
     def _unknown(self, name: Any) -> str:
         record = self._host.record(name) if isinstance(name, str) else None
@@ -123,15 +128,36 @@ def _names(model: type[BaseModel]) -> list[str]:
     return [next((s for s in spellings if isinstance(s, str)), name) for name, spellings in _spellings(model).items()]
 
 
-def _unknown_fields(name: str, fields: Mapping[Any, Any], model: type[BaseModel]) -> Iterator[str]:
+def _unknown_fields(path: str, fields: Mapping[Any, Any], model: type[BaseModel]) -> Iterator[str]:
     """Fields that the model would pass over in silence. One that allows any field, or refuses by itself, is left to do so, as is
-    one with aliases that are paths or choices."""
+    one with aliases that are paths or choices, and one without fields of its own."""
     known = [spelling for spellings in _spellings(model).values() for spelling in spellings]
     if model.model_config.get("extra", "ignore") != "ignore" or not all(isinstance(spelling, str) for spelling in known):
         return
     for key in fields:
-        if key not in known:
-            yield f"ext.{name}.{key}: there is no such field{_hint(key, model)}"
+        if key not in known and not issubclass(model, RootModel):
+            yield f"{path}.{key}: there is no such field{_hint(key, model)}"
+
+
+def _passed_over(path: str, given: Any, checked: Any) -> Iterator[str]:
+    """Unknown fields of the models inside ``checked``, the value that was made of ``given``."""
+    for key, inner, made in _inside(given, checked):
+        if isinstance(made, BaseModel) and isinstance(inner, Mapping):
+            yield from _unknown_fields(f"{path}.{key}", inner, type(made))
+        yield from _passed_over(f"{path}.{key}", inner, made)
+
+
+def _inside(given: Any, checked: Any) -> Iterator[tuple[Any, Any, Any]]:
+    """What ``given`` holds: where, what, and what was made of it."""
+    if isinstance(checked, BaseModel) and isinstance(given, Mapping):
+        for name, spellings in _spellings(type(checked)).items():
+            spelled = next((s for s in spellings if isinstance(s, str) and s in given), None)
+            if spelled is not None:
+                yield spelled, given[spelled], getattr(checked, name)
+    elif isinstance(checked, Mapping) and isinstance(given, Mapping):
+        yield from ((key, given[key], checked[key]) for key in given if key in checked)
+    elif isinstance(checked, (list, tuple)) and isinstance(given, (list, tuple)) and len(checked) == len(given):
+        yield from zip(range(len(given)), given, checked, strict=True)
 
 
 def _refused(name: str, error: ValidationError, model: type[BaseModel]) -> Iterator[str]:

@@ -22,6 +22,7 @@ from pegboard.engine.seeds import RequestSeeds
 from pegboard.engine.token_names import TokenNames
 from pegboard.engine.vocabulary import Vocabulary, check_token_ids
 from pegboard.wire import EngineCoreRequest, GrammarSpec, SamplingParams
+from pegboard.wire.sampling_params import cache_salt_problem
 
 Validate = Callable[[EngineCoreRequest], None]
 """Raises ``ValueError`` for what a plugin refuses."""
@@ -82,9 +83,11 @@ class InputProcessor:
         priority: int | None = None,
         cache_salt: str | None = None,
         ext: Mapping[str, Any] | None = None,
+        fit: bool = False,
     ) -> ProcessedInput:
         """Check everything and tokenize. ``prompt``: see ``pegboard.engine.prompts.Prompt``. Extras in a prompt dict win over the
-        arguments, and these over ``params``; the fields of ``ext`` from all three are merged.
+        arguments, and these over ``params``; the fields of ``ext`` from all three are merged. ``fit`` lowers ``max_tokens`` to what
+        the context has room for, because nobody chose it.
 
         Raises:
             ValueError: naming the field, its value, the limit and what to do.
@@ -105,7 +108,7 @@ class InputProcessor:
             prompt_token_ids=token_ids,
             sampling=sampling,
             stop_token_ids=stop_token_ids,
-            max_tokens=output_room(len(token_ids), params, self._info),
+            max_tokens=output_room(len(token_ids), params, self._info, fit),
             arrival_time=time.time() if arrival_time is None else arrival_time,
             priority=_check_priority(_first(parsed.extras.get("priority"), priority, params.priority)),
             cache_salt=_check_salt(_first(parsed.extras.get("cache_salt"), cache_salt, params.cache_salt)),
@@ -194,6 +197,7 @@ def _check_priority(priority: Any) -> int:
 
 
 def _check_salt(salt: Any) -> str | None:
-    if salt is not None and (not isinstance(salt, str) or not salt):
-        raise ValueError(f"cache_salt={salt!r} must be a non-empty string; leave it out to share cached prefixes")
-    return salt
+    problem = cache_salt_problem(salt)
+    if problem is not None:
+        raise ValueError(problem)
+    return salt  # type: ignore[no-any-return]

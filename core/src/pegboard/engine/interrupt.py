@@ -30,6 +30,11 @@ class InterruptGuard:
             signal.signal(signal.SIGINT, signal.default_int_handler)
             self._active = False
 
+    def check(self) -> None:
+        """Raise ``KeyboardInterrupt`` if there was a SIGINT."""
+        if self.interrupted:
+            raise KeyboardInterrupt
+
     def _handle(self, number: int, frame: FrameType | None) -> None:
         if self.interrupted:
             signal.default_int_handler(number, frame)

@@ -87,8 +87,9 @@ class LLMEngine:
         composition, names = self.composition, TokenNames(self.tokenizer)
         self.info = self.client.info
         self.input = input_processor(composition, self.info, self.tokenizer, names)
-        self._expand = Expander(composition.host)
+        self._expand = Expander(composition.host, self.info)
         self._outputs = OutputProcessor(self.tokenizer, names)
+        self._recommended = recommended_sampling(composition.source.generation_config)
         self._ended_outside: list[RequestOutput] = []
         self._stat_loggers = StatLoggers(composition.create_all("stat_logger"), self.config.observability.log_interval)
 
@@ -117,21 +118,25 @@ class LLMEngine:
         cache_salt: str | None = None,
         ext: Mapping[str, Any] | None = None,
     ) -> None:
-        """Check and queue one request. ``params`` default to ``default_sampling_params()``, ``kind`` to ``params.output_kind``;
-        for the others see ``InputProcessor.process``.
+        """Check and queue one request. ``params`` default to ``default_sampling_params()``, with as many tokens of those as the
+        context has room for, ``kind`` to ``params.output_kind``; for the others see ``InputProcessor.process``.
 
         Raises:
             ValueError: the request is refused; no other request notices.
             PluginError: a plugin that expands requests gave what cannot be used.
             EngineDeadError: the engine has failed.
         """
-        params = params if params is not None else self.default_sampling_params()
-        self.submit(
-            self.input.process(
-                request_id, prompt, params, arrival_time=arrival_time, priority=priority, cache_salt=cache_salt, ext=ext
-            ),
-            kind,
+        processed = self.input.process(
+            request_id,
+            prompt,
+            self.default_sampling_params() if params is None else params,
+            arrival_time=arrival_time,
+            priority=priority,
+            cache_salt=cache_salt,
+            ext=ext,
+            fit=params is None,
         )
+        self.submit(processed, kind)
 
     def submit(self, processed: ProcessedInput, kind: OutputKind | None = None) -> None:
         """Queue a request that ``input.process`` has checked. Raises as ``add_request``.
@@ -144,15 +149,15 @@ class LLMEngine:
             raise ValueError(
                 f"request id {request.request_id!r} is still in use; choose another one, or abort that request first"
             )
+        kind = request.sampling.output_kind if kind is None else OutputKind(kind)
         answers = self._expand(request)
-        for i, answer in enumerate(answers):
-            try:
+        try:
+            for answer in answers:
                 self.client.add_request(answer)
-            except ValueError:
-                self.client.abort_requests([a.request_id for a in answers[:i]])
-                raise
-        kind = request.sampling.output_kind if kind is None else kind
-        self._outputs.add(request, answers, processed.prompt, kind, processed.echo)
+            self._outputs.add(request, answers, processed.prompt, kind, processed.echo)
+        except BaseException:  # Ctrl-C, say: nothing may go on that nobody listens to
+            self.client.abort_requests([answer.request_id for answer in answers])
+            raise
 
     def core_ids(self, request_id: str) -> list[str]:
         """Ids under which the engine core, its events and its plugins know the unfinished answers of a request."""
@@ -211,8 +216,7 @@ class LLMEngine:
     def default_sampling_params(self, *, default_temperature: float = 1.0, **changes: Any) -> SamplingParams:
         """``SamplingParams`` as the model's generation_config recommends, with ``changes``. ``default_temperature`` holds where
         it recommends none."""
-        recommended = recommended_sampling(self.composition.source.generation_config)
-        return SamplingParams(**{"temperature": default_temperature, **recommended, **changes})
+        return SamplingParams(**{"temperature": default_temperature, **self._recommended, **changes})
 
     def get_tokenizer(self) -> Tokenizer:
         return self.tokenizer

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
@@ -12,6 +13,8 @@ from pegboard.engine.outputs import EchoedPrompt, OutputKind, RequestOutput
 from pegboard.engine.stats import IterationCounter
 from pegboard.engine.token_names import TokenNames
 from pegboard.wire import EngineCoreOutput, EngineCoreRequest, FinishReason
+
+log = logging.getLogger(__name__)
 
 
 @dataclass(slots=True)
@@ -63,7 +66,8 @@ class OutputProcessor:
         self._places.update({a.request_id: (state, i) for i, a in enumerate(answers)})
 
     def process(self, news: Iterable[EngineCoreOutput]) -> ProcessedOutputs:
-        """Take in a step's news. News of answers that ended here before are dropped."""
+        """Take in a step's news. News of answers that ended here before are dropped. One whose text the tokenizer fails to make
+        ends with ``FinishReason.ERROR``; the others are untouched."""
         now = time.time()
         result = ProcessedOutputs()
         touched: dict[RequestState, None] = {}
@@ -72,7 +76,13 @@ class OutputProcessor:
             if place is None:
                 continue
             state, index = place
-            state.take(index, item, now, result.counter)
+            try:
+                state.take(index, item, now, result.counter)
+            except Exception as error:
+                log.warning("the text of an answer to request %r cannot be made", state.request_id, exc_info=True)
+                why = f"its text cannot be made: {type(error).__name__}: {error}"
+                failed = EngineCoreOutput(request_id=item.request_id, finish_reason=FinishReason.ERROR, stop_reason=why)
+                state.take(index, failed, now, result.counter)
             touched[state] = None
             if state.answers[index].finished:
                 del self._places[item.request_id]

@@ -102,5 +102,5 @@ class RequestOutput:
 
     @property
     def text(self) -> str:
-        """Text of the first answer."""
-        return self.outputs[0].text
+        """Text of the first answer, "" where there is no news of it."""
+        return next((answer.text for answer in self.outputs if answer.index == 0), "")

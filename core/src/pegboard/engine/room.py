@@ -18,9 +18,9 @@ def truncated(token_ids: list[int], params: SamplingParams, info: EngineInfo) ->
     return token_ids[-keep:]
 
 
-def output_room(prompt_len: int, params: SamplingParams, info: EngineInfo) -> int:
-    """``max_tokens`` with the context limit applied. Raises ``ValueError`` naming the prompt's length, the limit and what to
-    do."""
+def output_room(prompt_len: int, params: SamplingParams, info: EngineInfo, fit: bool = False) -> int:
+    """``max_tokens`` with the context limit applied; with ``fit`` it is lowered to that instead of refused. Raises ``ValueError``
+    naming the prompt's length, the limit and what to do."""
     limit, reason = info.max_tokens, info.reason
     room = limit - prompt_len
     if room < 1:
@@ -28,7 +28,7 @@ def output_room(prompt_len: int, params: SamplingParams, info: EngineInfo) -> in
             f"the prompt has {prompt_len} tokens and leaves no room for output; the limit for prompt and output is "
             f"{reason}; shorten the prompt to at most {limit - 1} tokens, or give truncate_prompt_tokens=-1"
         )
-    if params.max_tokens is not None and params.max_tokens > room:
+    if params.max_tokens is not None and params.max_tokens > room and not fit:
         raise ValueError(
             f"prompt of {prompt_len} tokens + max_tokens={params.max_tokens} = {prompt_len + params.max_tokens} tokens "
             f"is over the limit of {reason}; lower max_tokens to at most {room}, or give None for as many as fit"
@@ -38,4 +38,4 @@ def output_room(prompt_len: int, params: SamplingParams, info: EngineInfo) -> in
             f"min_tokens={params.min_tokens} after a prompt of {prompt_len} tokens is over the limit of {reason}; "
             f"lower min_tokens to at most {room}"
         )
-    return room if params.max_tokens is None else params.max_tokens
+    return room if params.max_tokens is None else min(params.max_tokens, room)

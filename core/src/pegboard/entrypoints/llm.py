@@ -59,9 +59,9 @@ class LLM:
 
         ``prompts``: one prompt or a list of them (see ``pegboard.engine.prompts.Prompt``); a list of ints is *one*
         prompt, and an empty list is no prompt at all and gives []. ``sampling_params``: one for all, or a list of the same
-        length; default: what the model's generation_config recommends, over ``SamplingParams()``. With ``n`` answers to a
-        prompt all of them are in its output. ``priority``: one for all, or a list of the same length; smaller is served
-        earlier. ``use_tqdm``: a progress bar on stderr; None shows it on a terminal only.
+        length; default: what the model's generation_config recommends, over ``SamplingParams()``, with as many tokens as the
+        context has room for. With ``n`` answers to a prompt all of them are in its output. ``priority``: one for all, or a list
+        of the same length; smaller is served earlier. ``use_tqdm``: a progress bar on stderr; None shows it on a terminal only.
 
         All prompts are checked before any runs: one bad prompt raises ``RequestFailed`` (a ``ValueError``) with its ``index``,
         and nothing is generated. A prompt that fails alone while running ends with finish_reason "error" and the message in
@@ -70,13 +70,14 @@ class LLM:
         Ctrl-C aborts all prompts of the call and leaves the engine usable. Raises ``EngineDeadError`` if the engine fails.
         """
         batch = [prompts] if _is_one_prompt(prompts) else list(prompts)
+        by_default = sampling_params is None
         params = self._params(sampling_params, len(batch))
         places = _for_each("priority", priority, int, len(batch))
         processed: list[ProcessedInput] = []
         for i, (prompt, one, place) in enumerate(zip(batch, params, places, strict=True)):
             try:
                 item = self.engine.input.process(
-                    str(next(self._ids)), prompt, one, priority=place, cache_salt=cache_salt, ext=ext
+                    str(next(self._ids)), prompt, one, priority=place, cache_salt=cache_salt, ext=ext, fit=by_default
                 )
             except ValueError as error:
                 raise RequestFailed(i, error) from error
@@ -129,23 +130,26 @@ class LLM:
         place = {item.request.request_id: i for i, item in enumerate(processed)}
         results: dict[int, RequestOutput] = {}
         try:
-            for i, item in enumerate(processed):
-                try:
-                    self.engine.submit(item, OutputKind.FINAL)
-                except ValueError as error:
-                    raise RequestFailed(i, error) from error
             with InterruptGuard() as guard, Progress(len(processed), use_tqdm) as progress:
+                self._submit(processed, guard)
                 while len(results) < len(processed):
-                    if guard.interrupted:
-                        raise KeyboardInterrupt
                     for output in self.engine.step():
                         if output.request_id in place:
                             results[place[output.request_id]] = output
                             progress.add(output)
+                    guard.check()
         except (Exception, KeyboardInterrupt):
             self.engine.withdraw(place)
             raise
         return [results[i] for i in range(len(processed))]
+
+    def _submit(self, processed: Sequence[ProcessedInput], guard: InterruptGuard) -> None:
+        for i, item in enumerate(processed):
+            try:
+                self.engine.submit(item, OutputKind.FINAL)
+            except ValueError as error:
+                raise RequestFailed(i, error) from error
+            guard.check()
 
     # -- the engine --------------------------------------------------------------------------------------------------
 

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import math
+import numbers
 from collections.abc import Iterable, Mapping
-from typing import Any
+from typing import Any, Final
 
 import msgspec
 
@@ -19,6 +20,13 @@ MAX_TOKEN_ID = 2**31 - 1
 """No vocabulary is larger; whether an id is in the model's is checked where that is known."""
 MAX_BIAS = 100.0
 """Limit of a logit bias either way, that of the OpenAI API: enough to forbid or to force a token."""
+MAX_COUNT = 2**31 - 1
+"""Limit of counts of tokens that have none of their own: parts keep them in 32 bits."""
+_NUMBERS: Final = (
+    *("n", "temperature", "top_k", "top_p", "min_p", "repetition_penalty", "presence_penalty", "frequency_penalty", "seed"),
+    *("max_tokens", "min_tokens", "logprobs", "prompt_logprobs", "truncate_prompt_tokens", "priority"),
+)
+_PLAIN: Final = frozenset({int, float, bool, type(None)})
 
 
 class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -89,15 +97,20 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
     GREEDY_TEMPERATURE = 1e-4
 
     def __post_init__(self) -> None:
+        change = msgspec.structs.force_setattr
+        for name in _NUMBERS:
+            if type(getattr(self, name)) not in _PLAIN:
+                change(self, name, _plain(getattr(self, name)))
         for name in ("stop", "bad_words"):
             value = getattr(self, name)
-            msgspec.structs.force_setattr(self, name, (value,) if isinstance(value, str) else _sequence(name, value))
-        msgspec.structs.force_setattr(self, "stop_token_ids", _sequence("stop_token_ids", self.stop_token_ids))
+            change(self, name, (value,) if isinstance(value, str) else _sequence(name, value))
+        change(self, "stop_token_ids", tuple(map(_plain, _sequence("stop_token_ids", self.stop_token_ids))))
         if self.allowed_token_ids is not None:
-            ids = _sequence("allowed_token_ids", self.allowed_token_ids)
-            msgspec.structs.force_setattr(self, "allowed_token_ids", ids)
+            change(self, "allowed_token_ids", tuple(map(_plain, _sequence("allowed_token_ids", self.allowed_token_ids))))
+        if isinstance(self.logit_bias, Mapping):  # a copy, which nobody can change any more
+            change(self, "logit_bias", {_plain(token_id): _plain(value) for token_id, value in self.logit_bias.items()})
         if isinstance(self.output_kind, str):
-            msgspec.structs.force_setattr(self, "output_kind", _output_kind(self.output_kind))
+            change(self, "output_kind", _output_kind(self.output_kind))
         problems = [p for p in self._problems() if p]
         if problems:
             raise ValueError("invalid SamplingParams: " + "; ".join(problems))
@@ -138,7 +151,7 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
             None if self.max_tokens is None else _integer("max_tokens", self.max_tokens, 1),
             _integer("min_tokens", self.min_tokens, 0),
             _texts_problem("stop", self.stop),
-            next((p for t in self.stop_token_ids if (p := _integer("stop_token_ids", t, 0, MAX_TOKEN_ID))), None),
+            _ids_problem("stop_token_ids", self.stop_token_ids),
             self._min_max_problem(),
             *(_boolean(name, getattr(self, name)) for name in ("include_stop_str_in_output", "ignore_eos")),
         ]
@@ -157,9 +170,7 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
     def _place_problems(self) -> list[str | None]:
         return [
             self._truncate_problem(),
-            None
-            if self.cache_salt is None or (isinstance(self.cache_salt, str) and self.cache_salt)
-            else f"cache_salt={self.cache_salt!r:.80} must be a non-empty string; leave it out to share cached prefixes",
+            cache_salt_problem(self.cache_salt),
             _integer("priority", self.priority, -(2**63), 2**63 - 1),
             None if isinstance(self.ext, dict) else f"ext={self.ext!r:.80} must be a dict from plugin names to their fields",
         ]
@@ -169,7 +180,7 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
             return None
         if not self.allowed_token_ids:
             return "allowed_token_ids is empty, so that nothing could be chosen; give at least one id, or leave it out"
-        return next((p for t in self.allowed_token_ids if (p := _integer("allowed_token_ids", t, 0, MAX_TOKEN_ID))), None)
+        return _ids_problem("allowed_token_ids", self.allowed_token_ids)
 
     def _truncate_problem(self) -> str | None:
         if self.truncate_prompt_tokens is None:
@@ -189,14 +200,34 @@ def _output_kind(text: str) -> OutputKind:
         return OutputKind(text)
     except ValueError:
         known = ", ".join(repr(kind.value) for kind in OutputKind)
-        raise ValueError(f"invalid SamplingParams: output_kind={text!r} must be one of {known}") from None
+        raise ValueError(f"invalid SamplingParams: output_kind={text!r:.80} must be one of {known}") from None
+
+
+def cache_salt_problem(salt: Any) -> str | None:
+    """Why ``salt`` cannot be a ``cache_salt``, or None."""
+    if salt is None or (isinstance(salt, str) and salt):
+        return None
+    return f"cache_salt={salt!r:.80} must be a non-empty string; leave it out to share cached prefixes"
 
 
 def _texts_problem(name: str, texts: tuple[Any, ...]) -> str | None:
     for text in texts:
         if not isinstance(text, str) or not text:
             return f"{name} entries must be non-empty strings, got {text!r:.80}"
+        if _broken(text):
+            return f"{name} entries must be made of characters; {text!r:.80} has half of a surrogate pair in it"
     return None
+
+
+def _broken(text: str) -> bool:
+    """Whether there is half of a surrogate pair in it, which is no character and which no model says."""
+    return not text.isascii() and any("\ud800" <= character <= "\udfff" for character in text)
+
+
+def _ids_problem(name: str, ids: tuple[Any, ...]) -> str | None:
+    if not ids or (set(map(type, ids)) == {int} and min(ids) >= 0 and max(ids) <= MAX_TOKEN_ID):
+        return None
+    return next((p for token_id in ids if (p := _integer(name, token_id, 0, MAX_TOKEN_ID))), None)
 
 
 def _bias_problem(bias: Any) -> str | None:
@@ -204,11 +235,14 @@ def _bias_problem(bias: Any) -> str | None:
         return None
     if not isinstance(bias, Mapping):
         return f"logit_bias={bias!r:.80} must be a dict from token ids to numbers"
+    problem = _ids_problem("a token id in logit_bias", tuple(bias))
+    if problem:
+        return problem
     for token_id, value in bias.items():
-        problem = _integer("a token id in logit_bias", token_id, 0, MAX_TOKEN_ID)
-        problem = problem or _number(f"logit_bias[{token_id!r}]", value, -MAX_BIAS, MAX_BIAS)
-        if problem:
-            return problem
+        if type(value) is not float or not -MAX_BIAS <= value <= MAX_BIAS:
+            problem = _number(f"logit_bias[{token_id!r}]", value, -MAX_BIAS, MAX_BIAS)
+            if problem:
+                return problem
     return None
 
 
@@ -218,27 +252,34 @@ def _boolean(name: str, value: object) -> str | None:
 
 def _sequence(name: str, value: Any) -> tuple[Any, ...]:
     if isinstance(value, (str, bytes)) or not isinstance(value, Iterable):
-        raise ValueError(f"invalid SamplingParams: {name}={value!r} must be a list")
+        raise ValueError(f"invalid SamplingParams: {name}={value!r:.80} must be a list")
     return tuple(value)
+
+
+def _plain(value: Any) -> Any:
+    """Numbers of other libraries (numpy's, say) as Python's own, which every process understands; anything else as it is."""
+    if type(value) in _PLAIN:
+        return value
+    if isinstance(value, numbers.Integral):
+        return int(value)
+    return float(value) if isinstance(value, numbers.Real) else value
 
 
 def _number(name: str, value: object, low: float, high: float, *, low_open: bool = False) -> str | None:
     bracket = "(" if low_open else "["
-    if isinstance(value, bool) or not isinstance(value, (int, float)) or not math.isfinite(value):
-        return f"{name}={value!r} must be a finite number in {bracket}{low:g}, {high:g}]"
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or (isinstance(value, float) and not math.isfinite(value)):
+        return f"{name}={value!r:.80} must be a finite number in {bracket}{low:g}, {high:g}]"
     if value < low or value > high or (low_open and value == low):
-        return f"{name}={value!r} must be in {bracket}{low:g}, {high:g}]"
+        return f"{name}={value!r:.80} must be in {bracket}{low:g}, {high:g}]"
     return None
 
 
 def _integer(name: str, value: object, low: int, high: int | None = None) -> str | None:
     limit = f"at least {low}" if high is None else f"between {low} and {high}"
     if isinstance(value, bool) or not isinstance(value, int):
-        return f"{name}={value!r} must be an integer {limit}"
+        return f"{name}={value!r:.80} must be an integer {limit}"
+    if high is None and value > MAX_COUNT:
+        return f"{name}={value!r:.80} must be at most {MAX_COUNT}"
     if value < low or (high is not None and value > high):
-        return f"{name}={value!r} must be {limit}"
+        return f"{name}={value!r:.80} must be {limit}"
     return None
-
-
-Ext = Mapping[str, Any]
-"""An extension slot: data of plugins, keyed by plugin name."""

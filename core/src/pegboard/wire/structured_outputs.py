@@ -35,7 +35,9 @@ class StructuredOutputs(msgspec.Struct, frozen=True, kw_only=True, omit_defaults
     grammar: str | None = None
 
     def __post_init__(self) -> None:
-        given = [name for name in self.__struct_fields__ if getattr(self, name) not in (None, False)]
+        given = [name for name in self.__struct_fields__ if getattr(self, name) is not None]
+        if self.json_object is False:
+            given.remove("json_object")
         if len(given) != 1:
             raise ValueError(
                 f"StructuredOutputs needs exactly one of {', '.join(self.__struct_fields__)}; got {' and '.join(given) or 'none'}"
@@ -69,7 +71,10 @@ def _schema_text(schema: Any) -> str:
     """A JSON schema in whatever form it was given, as text."""
     make = getattr(schema, "model_json_schema", None)
     if make is not None:
-        schema = make()
+        try:
+            schema = make()
+        except Exception as error:  # of several kinds, for fields that JSON cannot hold
+            raise ValueError(f"json={schema!r:.80} has no JSON schema: {str(error).partition(chr(10))[0]}") from error
     if isinstance(schema, str):
         try:
             schema = jsonlib.loads(schema)
@@ -78,7 +83,7 @@ def _schema_text(schema: Any) -> str:
     if not isinstance(schema, (Mapping, bool)):
         raise ValueError(f"json must be a JSON schema, which is an object or a boolean; got {type(schema).__name__}")
     try:
-        return jsonlib.dumps(schema if isinstance(schema, bool) else dict(schema))
+        return jsonlib.dumps(schema if isinstance(schema, bool) else dict(schema), allow_nan=False)
     except (TypeError, ValueError, RecursionError) as error:
         raise ValueError(f"json is no JSON schema: {error}") from None
 

@@ -50,8 +50,6 @@ class PromptGroup:
         source = self.ending()
         if source is not None:
             return Way.JOIN, source
-        if request.num_prompt == 1:
-            return Way.COMPUTE, None
         for member in self.computed.values():
             if member.fork_step <= step:
                 return Way.FOLLOW, member

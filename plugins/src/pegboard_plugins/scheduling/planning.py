@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from msgspec.structs import replace
+
 from pegboard.contracts.kv_cache_manager import BlockIds
 from pegboard.contracts.scheduler import PauseState, RequestStatus
 from pegboard.wire import NewRequestData, SchedulerOutput
@@ -29,7 +31,7 @@ class Planner:
         self.rows: list[Request] = []
         self.preempted: list[Request] = []
         self.due_copies: list[PendingCopies] = []
-        """What this plan has to copy for forks of the previous one."""
+        """What this plan has to copy for forks of the previous one, those that have ended among them."""
         self._put_off: Request | None = None
         """First running request for which the chunk policy wanted no token in this step."""
         self._chunks: list[Request] = []
@@ -40,7 +42,7 @@ class Planner:
         state.step += 1
         self.plan = SchedulerOutput(step_id=state.step, finished_slots=state.finished_slots)
         state.finished_slots = []
-        self.due_copies, state.pending_copies = [c for c in state.pending_copies if c.wanted], []
+        self.due_copies, state.pending_copies = state.pending_copies, []
         self.budget, self.rows, self.preempted, self._put_off = self.max_num_batched_tokens, [], [], None
         self._chunks = []
         if state.pause is not PauseState.PAUSED_ALL:
@@ -170,14 +172,16 @@ class Planner:
         """``request`` enters the batch with its block table; ``source`` is the one that it was forked from."""
         request.capacity = len(block_ids[0]) * self.state.block_size
         self.state.start(request, num_computed, source)
-        wire = request.wire
+        wire, sampling = request.wire, request.wire.sampling
+        if sampling.prompt_logprobs is not None and not request.lacks_entries:
+            sampling = replace(sampling, prompt_logprobs=None)  # computing them again would cost as much as the prompt
         self.plan.new_requests.append(
             NewRequestData(
                 slot=request.slot,
                 request_id=request.request_id,
                 token_ids=list(request.token_ids),
                 prompt_len=request.num_prompt,
-                sampling=wire.sampling,
+                sampling=sampling,
                 stop_token_ids=wire.stop_token_ids,
                 block_ids=block_ids,
                 num_computed_tokens=num_computed,

@@ -24,17 +24,21 @@ class Starter:
         self.forker = Forker(planner)
 
     def admit(self) -> None:
-        """Admit in queue order while budget, slots and blocks last. Requests that can join a prompt need no budget."""
-        state, planner, skipped = self.state, self.planner, []
+        """Admit in queue order while budget, slots and blocks last. Requests that can join a prompt need no budget; those that
+        wait for one are passed over, and a slot each is kept for them: whoever took it would have the prompt computed again."""
+        state, planner, skipped, num_kept = self.state, self.planner, [], 0
         if state.pause is PauseState.PAUSED_NEW and not self.preempted_waiting():
             return
-        while state.free_slots and (planner.budget > 0 or state.groups.any_ending()):
+        while len(state.free_slots) > num_kept and (planner.budget > 0 or state.groups.any_ending()):
             request = state.waiting.peek()
             if request is None:
                 break
             way, source = self._way(request)
             decision: Admit | Hold | Skip
-            if way is Way.WAIT or self._is_paused(request):
+            if self._is_paused(request):
+                decision = Skip()
+            elif way is Way.WAIT:
+                num_kept += 1
                 decision = Skip()
             elif way is Way.JOIN or planner.budget > 0:
                 decision = self.policies.admit(state.view(request), state.situation(planner.budget))

@@ -63,7 +63,15 @@ class BackendTokenizer(Tokenizer):
         return self._special_ids
 
     def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
-        ids: list[int] = self._backend.encode(text, add_special_tokens=add_special_tokens).ids
+        try:
+            ids: list[int] = self._backend.encode(text, add_special_tokens=add_special_tokens).ids
+        except TypeError:
+            broken = next((i for i, character in enumerate(text) if "\ud800" <= character <= "\udfff"), None)
+            if broken is None:
+                raise
+            raise ValueError(
+                f"the text has {text[broken]!r} at place {broken}: half of a surrogate pair, which is no character; leave it out"
+            ) from None
         return [*self._prefix, *ids, *self._suffix] if add_special_tokens else ids
 
     def decode(self, token_ids: Sequence[int], skip_special_tokens: bool = True) -> str:

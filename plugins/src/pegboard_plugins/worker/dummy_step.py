@@ -67,8 +67,9 @@ def run_forward(
 
 
 def copy_for_forks(logits: torch.Tensor) -> None:
-    """The most that forked rows need: half of all rows are sources, whose logits lie next to those that all rows sample from."""
-    logits[: len(logits) // 2].clone()
+    """The most that forked rows need: with one fork among all rows, the logits of the others lie next to those that all rows
+    sample from."""
+    logits[1:].clone()
 
 
 def run_prompt_logprobs(model: Model, hidden: torch.Tensor, vocab_limit: int) -> None:

@@ -66,6 +66,8 @@ def _generate(args: argparse.Namespace) -> int:
     check_sampling_options(args, n=args.n, logprobs=args.logprobs)
     if args.logprobs is not None and not args.json:
         raise ValueError("--logprobs are only shown with --json")
+    if args.system and args.raw:
+        raise ValueError("--system is part of a chat prompt; leave out --raw, or write it into the prompt")
     prompts = _prompts(args)
     failed = False
     with start_engine(args) as engine:
