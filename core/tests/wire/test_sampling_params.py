@@ -133,6 +133,7 @@ def test_edges_are_accepted() -> None:
     SamplingParams(seed=0, temperature=0, top_p=1, top_k=-1)
     SamplingParams(seed=-(2**63), presence_penalty=-2, frequency_penalty=2, logit_bias={})
     assert SamplingParams(stop="x").stop == ("x",)
+    assert SamplingParams(stop=None, bad_words=None, stop_token_ids=None) == SamplingParams()  # type: ignore[arg-type]
     assert SamplingParams(bad_words="x").bad_words == ("x",)
     assert SamplingParams(output_kind="delta").output_kind is OutputKind.DELTA  # type: ignore[arg-type]
 

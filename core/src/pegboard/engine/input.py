@@ -86,8 +86,8 @@ class InputProcessor:
         fit: bool = False,
     ) -> ProcessedInput:
         """Check everything and tokenize. ``prompt``: see ``pegboard.engine.prompts.Prompt``. Extras in a prompt dict win over the
-        arguments, and these over ``params``; the fields of ``ext`` from all three are merged. ``fit`` lowers ``max_tokens`` to what
-        the context has room for, because nobody chose it.
+        arguments, and these over ``params``; the fields of ``ext`` from all three are merged. ``fit``: nobody chose
+        ``max_tokens``; it is lowered to what the context has room for.
 
         Raises:
             ValueError: naming the field, its value, the limit and what to do.

@@ -251,6 +251,9 @@ def _boolean(name: str, value: object) -> str | None:
 
 
 def _sequence(name: str, value: Any) -> tuple[Any, ...]:
+    """``value`` as a tuple; None is none."""
+    if value is None:
+        return ()
     if isinstance(value, (str, bytes)) or not isinstance(value, Iterable):
         raise ValueError(f"invalid SamplingParams: {name}={value!r:.80} must be a list")
     return tuple(value)
