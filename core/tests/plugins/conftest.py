@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from pegboard.plugins import PluginHost
+from pegboard.plugins.discovery import normalized
 from pegboard.testing.distributions import WrittenDistribution, forget_modules, write_distribution
 
 STANDARD = '''
@@ -108,6 +109,8 @@ def weight_loaders(): return [WeightLoaderProvider(name="dummy", target="nowhere
 @hookimpl
 def tokenizers(): return [TokenizerProvider(name="hf", target="nowhere:HF")]
 @hookimpl
+def communicators(): return [CommunicatorProvider(name="gloo", target="nowhere:Gloo")]
+@hookimpl
 def samplers(): return [SamplerProvider(name="default", target="nowhere:Sampler")]
 @hookimpl
 def event_sinks(): return [EventSinkProvider(name="log", target="nowhere:Sink")]
@@ -133,6 +136,28 @@ def standard_version() -> str:
 def _clean_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("PEGBOARD_PLUGINS_ALLOW", "PEGBOARD_PLUGINS_BLOCK", "PEGBOARD_CONFIG", "PEGBOARD_LOG_LEVEL"):
         monkeypatch.delenv(name, raising=False)
+
+
+@pytest.fixture(autouse=True)
+def _only_what_the_test_installs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Optional packages that happen to be installed are not seen, so that the tests mean the same with and without them."""
+    distributions, version = importlib.metadata.distributions, importlib.metadata.version
+
+    def optional(dist: importlib.metadata.Distribution) -> bool:
+        name = normalized(dist.metadata["Name"] or "")
+        own = str(dist.locate_file("")).startswith(str(tmp_path))
+        return name.startswith("pegboard-") and name != "pegboard-plugins" and not own
+
+    def visible(**filters: Any) -> Iterator[importlib.metadata.Distribution]:
+        return (dist for dist in distributions(**filters) if not optional(dist))
+
+    def version_of(name: str) -> str:
+        if all(optional(dist) for dist in distributions(name=name)):
+            raise importlib.metadata.PackageNotFoundError(name)
+        return version(name)
+
+    monkeypatch.setattr(importlib.metadata, "distributions", visible)
+    monkeypatch.setattr(importlib.metadata, "version", version_of)
 
 
 @pytest.fixture
