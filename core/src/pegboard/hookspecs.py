@@ -34,6 +34,7 @@ if TYPE_CHECKING:
         AttentionBackendProvider,
         ChunkPolicyProvider,
         CliCommand,
+        CommunicatorProvider,
         ConfigSection,
         EventSinkProvider,
         ExecutorProvider,
@@ -116,6 +117,24 @@ def worker_extensions() -> Iterable[WorkerExtensionProvider]:
     @hookimpl
     def worker_extensions():
         yield WorkerExtensionProvider(name="step_counter", target=StepCounter, summary="counts steps")
+    ```
+    """
+    return ()
+
+
+@hookspec
+def communicators() -> Iterable[CommunicatorProvider]:
+    """Collectives among the ranks of one engine. Named by ``executor.communicator``; for "auto" the one with the highest priority
+    that serves the device.
+
+    ```python
+    from pegboard.plugins import CommunicatorProvider, hookimpl
+
+    @hookimpl
+    def communicators():
+        yield CommunicatorProvider(
+            name="acme", target="acme_link:AcmeCommunicator", devices=("npu",), summary="collectives over ACME's links"
+        )
     ```
     """
     return ()

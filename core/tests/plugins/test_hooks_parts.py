@@ -15,8 +15,11 @@ from pegboard.contracts.attention import AttentionQuery
 from pegboard.contracts.model_source import ModelSource
 from pegboard.plugins import (
     KINDS,
+    CommunicatorProvider,
     CompositionError,
+    ExecutorProvider,
     GrammarProvider,
+    PlatformProvider,
     PluginError,
     PluginHost,
     compose,
@@ -104,6 +107,30 @@ def test_hook_weight_loaders() -> None:
 
 def test_hook_samplers() -> None:
     part_is_chosen_by_name_alone("sampler")
+
+
+def test_hook_communicators() -> None:
+    def communicators() -> list[CommunicatorProvider]:
+        return [
+            CommunicatorProvider(name="slow", target="nowhere:Slow", priority=1),
+            CommunicatorProvider(name="fast", target="nowhere:Fast", priority=2),
+            CommunicatorProvider(name="npu", target="nowhere:Npu", priority=3, devices=("npu",)),
+        ]
+
+    def executors() -> list[ExecutorProvider]:
+        return [ExecutorProvider(name="two", target="nowhere:Two", capabilities=frozenset({"tp"}))]
+
+    hooks = {"communicators": communicators, "executors": executors}
+    two: dict[str, Any] = {"name": "two", "tensor_parallel_size": 2}
+    assert "communicator" not in composed(hooks).parts, "one rank needs none"
+    assert composed(hooks, executor=two).parts["communicator"].name == "fast"
+    assert composed(hooks, executor={**two, "communicator": "slow"}).parts["communicator"].name == "slow"
+    assert composed({"executors": executors}, executor=two).parts["communicator"].name == "gloo"
+    npu = PlatformProvider(name="npu", target="fake_standard:Cpu", priority=90)
+    with pytest.raises(PluginError, match="none serves ranks on 'npu'; installed are gloo"):
+        composed({"executors": executors, "platforms": lambda: [npu]}, executor=two)
+    with pytest.raises(PluginError, match=r"executor\.communicator: no communicator is called 'nix'"):
+        composed(hooks, executor={"communicator": "nix"})
 
 
 def test_hook_platforms() -> None:

@@ -62,8 +62,14 @@ class ExecutorConfig(Section):
     worker: Annotated[Text, PartName("worker")] = Field(
         default="default", description="worker: a provider's name, or 'package.module:Class'"
     )
+    communicator: Annotated[Text, PartName("communicator", auto=True)] = Field(
+        default="auto", description="communicator among the ranks: auto, or a provider's name"
+    )
     tensor_parallel_size: PositiveInt = Field(default=1, description="ranks that share each layer")
     pipeline_parallel_size: PositiveInt = Field(default=1, description="stages that share the layers")
+    pipeline_split: tuple[PositiveInt, ...] | None = Field(
+        default=None, description="layers of each pipeline stage; default: as even as possible, fewer on the last"
+    )
     num_threads: PositiveInt | None = Field(
         default=None,
         description="compute threads per worker; default: the cores this process may use, divided by its workers",

@@ -16,7 +16,15 @@ from pegboard.plugins.host import PluginHost
 from pegboard.plugins.manifest import PluginManifest
 from pegboard.plugins.models import choose_model, resolve, spec_of
 from pegboard.plugins.options import section_of
-from pegboard.plugins.parts import AUTO, NAMED_PARTS, Choices, choose_executor, choose_grammar, choose_platform
+from pegboard.plugins.parts import (
+    AUTO,
+    NAMED_PARTS,
+    Choices,
+    choose_communicator,
+    choose_executor,
+    choose_grammar,
+    choose_platform,
+)
 from pegboard.plugins.provider import Provider, accepted_arguments
 
 if TYPE_CHECKING:
@@ -175,6 +183,9 @@ def _choose_named(choices: Choices) -> None:
         if kind in ("executor", "platform") or not isinstance(name, str):
             continue
         if kind == "weight_loader" and name == AUTO:
+            continue
+        if kind == "communicator":
+            choose_communicator(choices)
             continue
         if kind == "grammar":
             choose_grammar(choices)

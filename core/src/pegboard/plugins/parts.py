@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from pegboard.plugins.checks import load_target
 from pegboard.plugins.errors import PluginError
-from pegboard.plugins.provider import GrammarProvider, PlatformProvider, Provider
+from pegboard.plugins.provider import CommunicatorProvider, GrammarProvider, PlatformProvider, Provider
 from pegboard.plugins.suggestions import CAPABILITY_PACKAGES
 
 if TYPE_CHECKING:
@@ -21,6 +21,7 @@ logger = logging.getLogger(__name__)
 NAMED_PARTS: Final = (
     ("executor.name", "executor"),
     ("executor.worker", "worker"),
+    ("executor.communicator", "communicator"),
     ("scheduler.name", "scheduler"),
     ("scheduler.queue", "request_queue"),
     ("scheduler.admission", "admission_policy"),
@@ -74,6 +75,13 @@ class Choices:
         except PluginError as error:
             error.args = (f"{path}: {error}",)
             raise
+
+    def check_name(self, path: str, kind: str, name: str) -> None:
+        """Tell a name that means nothing, without choosing."""
+        try:
+            self.named(path, kind, name)
+        except PluginError as error:
+            self.problems.append(error)
 
     def selected(self, path: str, kind: str, name: str) -> tuple[Provider, str]:
         """As named; for "auto" the hook's answer, then the default."""
@@ -166,6 +174,30 @@ def choose_platform(choices: Choices) -> tuple[Provider, str]:
         )
     reason = f"available, priority {highest}" + (f"; {'; '.join(skipped)}" if skipped else "")
     return best[0][1], reason
+
+
+def choose_communicator(choices: Choices) -> None:
+    """Several ranks only. As named; for "auto" the one with the highest priority that serves the device, which comes first."""
+    settings, host = choices.config.executor, choices.host
+    if settings.tensor_parallel_size * settings.pipeline_parallel_size == 1:
+        if settings.communicator != AUTO:
+            choices.check_name("executor.communicator", "communicator", settings.communicator)
+        return
+    if settings.communicator != AUTO:
+        choices.attempt(lambda: choices.named("executor.communicator", "communicator", settings.communicator))
+        return
+    device = choices.parts["platform"].name if "platform" in choices.parts else ""
+    able = {
+        key: p for key, p in host.automatic("communicator").items() if isinstance(p, CommunicatorProvider) and device in p.devices
+    }
+    if able:
+        best = max(able, key=lambda key: (able[key].priority, key))
+        choices.attempt(lambda: (able[best], f"priority {able[best].priority} on {device}"))
+    elif device:
+        known = ", ".join(sorted(host.providers("communicator"))) or "none"
+        choices.problems.append(
+            PluginError(f"executor.communicator: none serves ranks on {device!r}; installed are {known}; name one that does")
+        )
 
 
 def choose_grammar(choices: Choices) -> None:

@@ -152,6 +152,17 @@ class KVAllocatorProvider(Provider):
 
 
 @dataclass(frozen=True, kw_only=True)
+class CommunicatorProvider(Provider):
+    """``devices``: device types that it serves. ``one_host``: all ranks must be on one host. ``priority``: among those that can
+    serve an engine, "auto" takes the highest."""
+
+    kind = _kind("communicator", "communicators", "communicator:Communicator", "collectives among ranks")
+    devices: tuple[str, ...] = ("cpu",)
+    one_host: bool = False
+    priority: int = 0
+
+
+@dataclass(frozen=True, kw_only=True)
 class PlatformProvider(Provider):
     """``priority``: among available platforms, "auto" takes the highest."""
 

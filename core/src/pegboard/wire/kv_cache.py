@@ -62,7 +62,10 @@ class MemoryReport(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class World(msgspec.Struct, frozen=True, kw_only=True):
-    """Place of one worker among all: ranks count TP first, then PP, then DP."""
+    """Place of one worker among all: ranks count TP first, then PP, then DP.
+
+    ``rendezvous``: where the ranks of this engine meet, made by the executor: a directory that all of them see, or ``tcp://host:port``.
+    """
 
     rank: int = 0
     local_rank: int = 0
@@ -70,6 +73,7 @@ class World(msgspec.Struct, frozen=True, kw_only=True):
     pp_size: int = 1
     dp_rank: int = 0
     dp_size: int = 1
+    rendezvous: str = ""
 
     @property
     def size(self) -> int:
