@@ -4,9 +4,9 @@
 
 SmolLM2 answers 50 questions at once, each under a JSON schema of its own. Every answer must parse and validate (``valid`` of
 ``answers``). Then the same answers are timed, with grammars compiled and prompts cached, against the same questions without
-grammars, each for as many tokens as its JSON has: ``ratio`` is constrained over free tokens per second, the median of ``--rounds``
-rounds that take turns, to be at least 0.85. ``first_ratio`` is that of the first time, with prompts to compute, grammars to
-compile and the vocabulary to read. Prints one JSON line.
+grammars, each for as many tokens as its JSON has: ``ratio`` is constrained over free tokens per second, the median of
+``--rounds`` rounds that take turns, to be at least 0.85. ``first_ratio`` is that of the first time, with prompts to compute,
+grammars to compile and the vocabulary to read. Prints one JSON line.
 """
 
 from __future__ import annotations

@@ -61,6 +61,18 @@ def test_a_slot_is_told_free_and_given_again_in_one_plan(driver_of: DriverOf) ->
     assert [plan.new_requests[0].slot for plan in reused] == [0, 0]
 
 
+def test_what_the_worker_is_told_of_a_request(driver_of: DriverOf) -> None:
+    driver = driver_of()
+    request = make_request("r", range(6), 5, stop_token_ids=[7, 8], variant=3)
+    request = msgspec.structs.replace(request, bad_word_ids=[[5], [6, 7]])
+    driver.add(request)
+    (new,) = driver.plan().new_requests
+    assert (new.slot, new.request_id, new.token_ids, new.prompt_len, new.num_computed_tokens) == (0, "r", [*range(6)], 6, 0)
+    assert (new.sampling, new.ext) == (request.sampling, request.ext)
+    assert (new.stop_token_ids, new.bad_word_ids) == ([7, 8], [[5], [6, 7]])
+    assert [len(blocks) for blocks in new.block_ids] == [2]
+
+
 def test_two_groups_of_layers_take_blocks_from_one_pool(driver_of: DriverOf) -> None:
     driver = driver_of(21, 4, groups=2)
     requests = [make_request(f"r{i}", range(i, i + 10), 20) for i in range(4)]

@@ -290,6 +290,7 @@ def test_the_worker_tells_once_per_step_what_changed(boot: Boot) -> None:
     driver.step({"a": 4})  # leaves and comes back, samples nothing
     back = driver.requests["a"].slot
     assert recorder.told[4:] == [([slot], [back])]
+    assert list(recorder.rows[back].prompt_token_ids) == [1, 2, 3, 4, 5], "without the output"
     driver.step({"a": 4})
     assert recorder.outputs[3:] == [{back: output[:3]}]
     driver.finish("a")
@@ -356,4 +357,3 @@ def test_without_processors_nothing_is_kept(boot: Boot) -> None:
     driver.add("a", [1, 2, 3])
     driver.generate(2)
     assert worker.runner._processors.active == ()
-    assert worker.runner._processors._rows == set()

@@ -53,7 +53,8 @@ class DrivenRequest:
 
 
 class PlanDriver:
-    """Keeps slots and (scattered) blocks, writes plans with any mixture of chunks, and books what comes back.
+    """Keeps slots and (scattered) blocks, writes plans with any mixture of chunks, and books what comes back. Slots and blocks
+    that were given up are the next to be used, in the plan that gives them up.
 
     ``execute`` takes a plan and returns its ``ModelRunnerOutput``: a worker's or an executor's ``execute_model``. ``sample`` is
     its ``sample_tokens``, for steps with masks over ``vocab_size`` ids.
@@ -234,9 +235,9 @@ class PlanDriver:
     def _leave(self, request: DrivenRequest, into: list[int]) -> None:
         if request.slot is not None:
             into.append(request.slot)
-            self._free_slots.insert(0, request.slot)
+            self._free_slots.append(request.slot)
         self._copies = [pair for pair in self._copies if pair[1] not in request.blocks]
-        self._free_blocks = [block for block in request.blocks if not self._release(block)] + self._free_blocks
+        self._free_blocks += [block for block in request.blocks if not self._release(block)]
         request.slot, request.blocks = None, []
 
     def _release(self, block: int) -> bool:

@@ -25,9 +25,6 @@ class WaitingRequests:
     def __iter__(self) -> Iterator[Request]:
         return iter(self._book.values())
 
-    def __contains__(self, request_id: str) -> bool:
-        return request_id in self._book
-
     def add(self, request: Request) -> None:
         self._enter(request, self._queue.add)
 

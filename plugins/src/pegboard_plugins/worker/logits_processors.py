@@ -88,16 +88,13 @@ class LogitsProcessors:
     def __init__(self, processors: Mapping[str, LogitsProcessor], batch: InputBatch) -> None:
         self.active: tuple[LogitsProcessor, ...] = tuple(NamedProcessor(name, each) for name, each in processors.items())
         self._batch = batch
-        self._rows: set[int] = set()
 
     def update(self, plan: SchedulerOutput) -> None:
         """Tell each what ``plan`` changed; the batch has applied it. Raises ``RuntimeError`` naming a processor that fails."""
         if not self.active:
             return
-        removed = [slot for slot in plan.finished_slots + plan.preempted_slots if slot in self._rows]
+        removed = plan.finished_slots + plan.preempted_slots
         added = [self._added(request) for request in plan.new_requests]
-        self._rows.difference_update(removed)
-        self._rows.update(each.row for each in added)
         delta = BatchDelta(removed=removed, added=added) if removed or added else None
         for processor in self.active:
             processor.update_state(delta)

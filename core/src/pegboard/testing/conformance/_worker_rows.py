@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from typing import Any
 
+import msgspec
 import pytest
 
 from pegboard.testing.conformance._worker_boot import BLOCK, MODEL, PROMPTS, VOCAB, BootedWorker, continuation
@@ -147,14 +148,28 @@ class RowsOfAllKinds(BootedWorker):
             assert_prompt_logprobs(driver.requests[name])
             assert found[name] == continuation(PROMPTS["b"], 5)
 
+    @pytest.mark.parametrize("leave", [PlanDriver.finish, PlanDriver.preempt])
+    def test_a_slot_that_is_used_again_reports_nothing_of_its_new_request(self, driver: PlanDriver, leave: Any) -> None:
+        driver.add("a", PROMPTS["b"], WITH_PROMPT)
+        driver.step({"a": 5})
+        slot = driver.requests["a"].slot
+        leave(driver, "a")
+        driver.add("new", PROMPTS["d"])
+        driver.step({"new": 9})
+        assert driver.requests["new"].slot == slot
+        assert driver.last_output is not None
+        assert not driver.last_output.prompt_logprobs
+
     def test_a_prompt_whose_logits_are_no_numbers_fails_its_row(self) -> None:
         worker = self.boot(lambda tokens: -1 if tokens == [2, 2] else MODEL(tokens))
         driver = self.drive(worker)
-        driver.add("bad", [2, 2, 3, 4], WITH_PROMPT)
+        driver.add("bad", [2, 2, 3, 4], msgspec.structs.replace(WITH_PROMPT, logprobs=1))
         driver.add("good", PROMPTS["a"], WITH_PROMPT)
         assert driver.step({"bad": 4, "good": 3}) == {"good": MODEL(PROMPTS["a"])}
         assert driver.last_output is not None
         assert list(driver.last_output.errors) == [0]
+        assert list(driver.last_output.prompt_logprobs) == [1], "an error, instead of the entries before it"
+        assert not driver.last_output.logprobs, "nothing is said of a token that was not given"
         assert_prompt_logprobs(driver.requests["good"])
         worker.shutdown()
 
