@@ -63,8 +63,8 @@ class Communicator(abc.ABC):
 
     @abc.abstractmethod
     def recv(self, tensor: torch.Tensor, source: int) -> torch.Tensor:
-        """Fill ``tensor``, whose shape and dtype are those that ``source`` sends, and return it. Tensors of one source come in the
-        order in which they were sent."""
+        """Fill ``tensor``, whose shape and dtype are those that ``source`` sends, and return it. What one rank sends comes in the
+        order in which it was sent."""
 
     @abc.abstractmethod
     def barrier(self) -> None:
