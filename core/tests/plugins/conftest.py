@@ -75,8 +75,8 @@ class Torch:
 
 
 def spec(source):
-    return ModelSpec(architecture="TinyForCausalLM", vocab_size=10, hidden_size=4, num_layers=1, num_heads=1, num_kv_heads=1,
-                     head_size=4, max_model_len=64)
+    return ModelSpec(architecture="TinyForCausalLM", vocab_size=10, hidden_size=4, num_layers=4, num_heads=4, num_kv_heads=2,
+                     head_size=1, max_model_len=64)
 
 
 @hookimpl
@@ -103,7 +103,8 @@ def kv_allocators():
             KVAllocatorProvider(name="prefix", target="nowhere:Prefix", capabilities={"prefix_caching"})]
 @hookimpl
 def models():
-    return [ModelProvider(name="tiny", target="nowhere:Tiny", spec="fake_standard:spec", architectures=("TinyForCausalLM",))]
+    return [ModelProvider(name="tiny", target="nowhere:Tiny", spec="fake_standard:spec", architectures=("TinyForCausalLM",),
+                          capabilities={"tp", "pp"})]
 @hookimpl
 def weight_loaders(): return [WeightLoaderProvider(name="dummy", target="nowhere:Dummy")]
 @hookimpl

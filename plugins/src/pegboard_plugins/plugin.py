@@ -10,6 +10,7 @@ from pegboard.plugins.provider import (
     AdmissionPolicyProvider,
     AttentionBackendProvider,
     ChunkPolicyProvider,
+    CommunicatorProvider,
     EventSinkProvider,
     ExecutorProvider,
     GrammarProvider,
@@ -42,6 +43,23 @@ def executors() -> Iterable[ExecutorProvider]:
 def workers() -> Iterable[WorkerProvider]:
     yield WorkerProvider(
         name="default", target=f"{_HERE}.worker.worker:StandardWorker", summary="one torch device with a resident batch"
+    )
+
+
+@hookimpl
+def communicators() -> Iterable[CommunicatorProvider]:
+    yield CommunicatorProvider(
+        name="shared_memory",
+        target=f"{_HERE}.communicators.shared_memory:SharedMemoryCommunicator",
+        one_host=True,
+        priority=10,
+        summary="through shared memory, for ranks on one host",
+    )
+    yield CommunicatorProvider(
+        name="torch_distributed",
+        target=f"{_HERE}.communicators.torch_distributed:TorchDistributedCommunicator",
+        devices=("cpu", "cuda"),
+        summary="gloo on the processor, NCCL on CUDA devices",
     )
 
 
@@ -122,6 +140,8 @@ def models() -> Iterable[ModelProvider]:
         name="llama",
         target=f"{_HERE}.models.llama:LlamaForCausalLM",
         spec=f"{_HERE}.models.spec:llama_spec",
+        parallel=f"{_HERE}.models.spec:llama_parallel",
+        capabilities=frozenset({"tp", "pp"}),
         architectures=("LlamaForCausalLM", "MistralForCausalLM", "Qwen2ForCausalLM", "Qwen3ForCausalLM"),
         summary="Llama, Mistral, SmolLM, Qwen2, Qwen3",
     )

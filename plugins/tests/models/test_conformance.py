@@ -37,6 +37,11 @@ class _Llama(ModelConformance):
     def make(self):
         return LlamaForCausalLM(self.spec(), torch.float32, torch.device("cpu"))
 
+    ranks = ((2, 1), (4, 1), (1, 2), (2, 2))
+
+    def make_rank(self, world, communicator, layers):
+        return LlamaForCausalLM(self.spec(), torch.float32, torch.device("cpu"), world, communicator, layers)
+
     def tensors(self):
         return random_tensors(self.config, seed=1)
 
@@ -122,7 +127,7 @@ def test_a_model_that_tells_no_tensors_has_no_dummy_weights():
         pass
 
 
-def test_more_than_one_rank_is_refused():
+def test_several_ranks_need_a_communicator():
     from pegboard.wire import World
 
     spec = llama_spec(
@@ -134,7 +139,7 @@ def test_more_than_one_rank_is_refused():
             {"architectures": ["LlamaForCausalLM"], **ARCHITECTURES["LlamaForCausalLM"], **SMALL},
         )
     )
-    with pytest.raises(ValueError, match="tensor_parallel_size is 2"):
+    with pytest.raises(ValueError, match="2 ranks that share layers need a communicator"):
         LlamaForCausalLM(spec, torch.float32, torch.device("cpu"), World(tp_size=2))
 
 

@@ -57,10 +57,18 @@ class ForwardContext:
 
 
 class Model(abc.ABC):
-    """Constructed with ``spec``, ``dtype`` (torch dtype), ``device``, ``world`` and ``communicator`` (None for one rank).
+    """Constructed with those, by name, that it takes of
 
-    Invariants: after ``load_weights`` every parameter has been set from the checkpoint exactly once, or loading raised;
-    ``forward`` keeps no state between steps; rows do not influence each other.
+    - ``spec``, ``dtype`` (torch dtype) and ``device``;
+    - ``world``: the place of this rank. Those of one pipeline stage (``tp_rank`` of ``tp_size``) share its layers, stages
+      (``pp_rank`` of ``pp_size``) share the model;
+    - ``communicator``: among the ranks of this stage, None where there is one. Stages are joined by the worker;
+    - ``layers``: the range of decoder layers that this stage holds (see ``pegboard.plugins.parallel.stage_layers``). The first
+      stage also holds the embedding, the last one the final norm and the head.
+
+    Invariants: after ``load_weights`` every parameter of this rank has been set from the checkpoint exactly once, or loading
+    raised; ``forward`` keeps no state between steps; rows do not influence each other. All ranks of a stage call ``forward`` and
+    ``compute_logits`` together, with equal arguments, and get results that are equal bit by bit.
     """
 
     @classmethod
@@ -69,14 +77,20 @@ class Model(abc.ABC):
         made from. None: not told, so the model has no dummy weights."""
         return None
 
+    @classmethod
+    def intermediate_widths(cls, spec: ModelSpec) -> Mapping[str, int]:
+        """The tensors that a pipeline stage hands to the next one: name to width. Each is [T, width] in the model's dtype."""
+        return {"hidden": spec.hidden_size}
+
     @property
     @abc.abstractmethod
     def attention_layers(self) -> Sequence[AttentionLayer]:
-        """Layers of this rank, in order."""
+        """Layers of this rank, in order, with the numbers of heads that this rank has."""
 
     @abc.abstractmethod
     def load_weights(self, weights: Mapping[str, WeightHandle]) -> None:
-        """Read what this rank needs. Raises ``WeightsError`` listing (up to 10) missing, unexpected and wrongly shaped names."""
+        """Read what this rank needs, and no more where the format allows. Raises ``WeightsError`` listing (up to 10) missing,
+        unexpected and wrongly shaped names of the whole checkpoint, on every rank alike."""
 
     @abc.abstractmethod
     def forward(
@@ -86,9 +100,10 @@ class Model(abc.ABC):
         context: ForwardContext,
         intermediate: Mapping[str, torch.Tensor] | None = None,
     ) -> torch.Tensor | Mapping[str, torch.Tensor]:
-        """[T] ids and positions to [T, hidden_size], after the final norm; between pipeline stages, intermediate tensors."""
+        """[T] ids and positions to [T, hidden_size], after the final norm. Every pipeline stage but the first one gets what the
+        one before it has returned as ``intermediate``; every one but the last returns the tensors of ``intermediate_widths``."""
 
     @abc.abstractmethod
     def compute_logits(self, hidden: torch.Tensor) -> torch.Tensor:
         """[N, hidden_size] to [N, vocab_size]. Called on rows that sample, and on prompt positions whose log probabilities are
-        wanted."""
+        wanted; on the last pipeline stage only."""

@@ -74,6 +74,11 @@ class Worker(abc.ABC):
     Invariants: methods are called from one thread, one at a time. The worker's resident batch changes only by the
     plans it is given, in the order of ``pegboard.wire.scheduler_output``. After an exception in a step the engine
     fails; a worker need not recover.
+
+    Several ranks: all get the same calls, in the same order. Without pipeline stages every rank samples, and gets the same
+    tokens, as the logits are equal bit by bit and draws depend on seed, position and id alone; each keeps its own. With stages
+    the last one samples, and all get known tokens in later plans. The other stages then return a ``ModelRunnerOutput``
+    without tokens, from ``sample_tokens`` as well.
     """
 
     def __init__(self, config: EngineConfig, composition: Composition, world: World) -> None:
@@ -173,9 +178,11 @@ class WorkerExtension:
 
     def before_forward(self, plan: SchedulerOutput) -> None: ...
 
-    def after_forward(self, plan: SchedulerOutput, hidden: Any) -> None: ...
+    def after_forward(self, plan: SchedulerOutput, hidden: Any) -> None:
+        """``hidden``: what the model's ``forward`` returned, on pipeline stages but the last a mapping of tensors."""
 
-    def after_sample(self, plan: SchedulerOutput, output: ModelRunnerOutput) -> None: ...
+    def after_sample(self, plan: SchedulerOutput, output: ModelRunnerOutput) -> None:
+        """On the last pipeline stage, where there are results."""
 
 
 __all__ = ["API", "Worker", "WorkerExtension", "check_method", "declared_methods", "resolve_method", "rpc"]

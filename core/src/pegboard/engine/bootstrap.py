@@ -79,7 +79,10 @@ def prepare(
     assert config is not None
     from pegboard.plugins import compose
 
-    composition = compose(config, host)
+    try:
+        composition = compose(config, host)
+    except ConfigError as error:
+        raise ConfigError(_with_winner(checked.draft, problem) for problem in error.problems) from error.__cause__
     for warning in (*_forced(checked.draft), *_idle_sections(config, host)):
         logger.warning(warning)
     return Prepared(config, checked.draft, host, composition)
@@ -135,8 +138,10 @@ def _plugin_settings(draft: ConfigDraft) -> PluginsConfig | None:
 
 def _with_source(draft: ConfigDraft, problem: Problem) -> Problem:
     """The host knows which setting is not met, the draft who set it."""
-    if problem.where.removeprefix("plugins.") not in PLUGINS_KEYS:
-        return problem
+    return _with_winner(draft, problem) if problem.where.removeprefix("plugins.") in PLUGINS_KEYS else problem
+
+
+def _with_winner(draft: ConfigDraft, problem: Problem) -> Problem:
     winner = draft.winner(problem.where)
     return replace(problem, sources=(str(winner.origin),) if winner else ())
 

@@ -43,12 +43,13 @@ def capability_problems(config: EngineConfig, parts: Mapping[str, Provider], hos
     """Every capability that the configuration or a part needs, and the part that should have it lacks."""
     settings = config.executor
     needs = [
-        (f"executor.{field} = {size}", "executor", capability)
+        (f"executor.{field} = {size}", kind, capability)
         for field, size, capability in (
             ("tensor_parallel_size", settings.tensor_parallel_size, "tp"),
             ("pipeline_parallel_size", settings.pipeline_parallel_size, "pp"),
         )
         if size > 1
+        for kind in ("executor", "model")
     ]
     for provider in parts.values():
         for need in sorted(provider.requires):
@@ -65,5 +66,7 @@ def _lacking(who: str, kind: str, capability: str, parts: Mapping[str, Provider]
         return ""
     able = [n for n, p in host.providers(kind).items() if capability in p.capabilities]
     package = CAPABILITY_PACKAGES.get((kind, capability))
+    if kind == "model":  # another one would be of no use to this checkpoint
+        return f"{who} needs capability {capability!r} of the model, which {part.name!r} of {host.label(part)} lacks; set it to 1"
     remedy = f"one that has it: {', '.join(able)}" if able else f"pip install {package}" if package else "no installed one has it"
     return f"{who} needs capability {capability!r} of the {kind}, which {part.name!r} of {host.label(part)} lacks; {remedy}"

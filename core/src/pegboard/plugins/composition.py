@@ -16,6 +16,7 @@ from pegboard.plugins.host import PluginHost
 from pegboard.plugins.manifest import PluginManifest
 from pegboard.plugins.models import choose_model, resolve, spec_of
 from pegboard.plugins.options import section_of
+from pegboard.plugins.parallel import parallel_problems
 from pegboard.plugins.parts import (
     AUTO,
     NAMED_PARTS,
@@ -136,8 +137,8 @@ def _rebuild(
 def compose(config: EngineConfig, host: PluginHost | None = None) -> Composition:
     """Choose and check every part that ``config`` asks for.
 
-    Raises the one error there is (``ModelNotFound``, ``UnknownProviderError``, ``DuplicateProviderError``, ``PluginError``), or a
-    ``CompositionError`` that lists all of them.
+    Raises the one error there is (``ModelNotFound``, ``UnknownProviderError``, ``DuplicateProviderError``, ``PluginError``,
+    ``ConfigError`` where the model cannot be shared by so many ranks), or a ``CompositionError`` that lists all of them.
     """
     choices = Choices(host if host is not None else PluginHost.load(config.plugins), config)
     source, spec = _choose_model_parts(choices)
@@ -166,12 +167,21 @@ def _choose_model_parts(choices: Choices) -> tuple[ModelSource | None, ModelSpec
     if model is not None:
         try:
             spec = spec_of(model, source, host)
+            _check_ranks(choices, spec, model)
         except (PluginError, ValueError) as error:
             choices.problems.append(error)
     if config.load_format == AUTO:
         choices.attempt(lambda: (host.get("weight_loader", source.loader), f"the format of {source.path}"))
     choices.attempt(lambda: (host.get("tokenizer", source.tokenizer), f"the tokenizer of {source.tokenizer_path or source.path}"))
     return source, spec
+
+
+def _check_ranks(choices: Choices, spec: ModelSpec, model: Provider) -> None:
+    found = parallel_problems(choices.config, spec, model, choices.host)
+    if found:
+        from pegboard.config.errors import ConfigError  # needs pydantic, which listing plugins does without
+
+        choices.problems.append(ConfigError(found))
 
 
 def _choose_named(choices: Choices) -> None:
@@ -238,7 +248,7 @@ def _raise(problems: list[Exception]) -> None:
         return
     if len(problems) == 1:
         raise problems[0]
-    lines = [line for p in problems for line in (p.problems if isinstance(p, CompositionError) else [str(p)])]
+    lines = [str(line) for p in problems for line in getattr(p, "problems", [p])]
     raise CompositionError(lines) from problems[0]
 
 

@@ -173,11 +173,16 @@ class PlatformProvider(Provider):
 @dataclass(frozen=True, kw_only=True)
 class ModelProvider(Provider):
     """``architectures``: names in a checkpoint's ``architectures``. ``spec``: import-free path of a function
-    ``(source: ModelSource) -> ModelSpec`` that needs no torch."""
+    ``(source: ModelSource) -> ModelSpec`` that needs no torch.
+
+    Capabilities: tp (ranks may share a layer), pp (stages may share the layers). ``parallel``: import-free path of a function
+    ``(spec: ModelSpec, ranks: int) -> Iterable[str]`` that needs no torch and says what keeps so many ranks from sharing a
+    layer, nothing if they can. Without it, ``pegboard.plugins.parallel.undivided_heads`` decides."""
 
     kind = _kind("model", "models", "model:Model", "architectures")
     architectures: tuple[str, ...] = ()
     spec: str = ""
+    parallel: str = ""
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -28,10 +28,7 @@ class ModelSession:
         self.blocks: dict[str, list[int]] = {}
         order = torch.randperm(num_blocks - 1, generator=torch.Generator().manual_seed(seed))
         self._free = [int(block) + 1 for block in order]  # block 0 stays unused, and neighbours are not adjacent
-        self.caches = {
-            layer.name: torch.zeros(self.backend.kv_cache_shape(num_blocks, block_size, layer.num_kv_heads, layer.head_size))
-            for layer in model.attention_layers
-        }
+        self.caches = self._make_caches(model, num_blocks)
 
     def to(self, dtype: torch.dtype) -> ModelSession:
         """Keep the cache in ``dtype`` instead of float32."""
@@ -62,12 +59,7 @@ class ModelSession:
             num_rows=len(rows),
             num_tokens=len(tokens),
         )
-        context = ForwardContext(
-            self.backend.build_metadata(common), self.caches, self.backend, prompt_lens=torch.tensor(lengths)
-        )
-        hidden = self.model.forward(torch.tensor(tokens), torch.tensor(positions), context)
-        assert isinstance(hidden, torch.Tensor)
-        logits = self.model.compute_logits(hidden).float()
+        logits = self._logits(torch.tensor(tokens), torch.tensor(positions), common, torch.tensor(lengths)).float()
         return {name: logits[starts[i] : starts[i + 1]] for i, name in enumerate(rows)}
 
     def greedy(self, prompt: Sequence[int], max_tokens: int, name: str = "greedy") -> list[int]:
@@ -76,6 +68,21 @@ class ModelSession:
         while len(found) < max_tokens:
             found.append(int(self.step({name: found[-1:]})[name][-1].argmax()))
         return found
+
+    def _logits(
+        self, tokens: torch.Tensor, positions: torch.Tensor, common: CommonAttentionMetadata, prompt_lens: torch.Tensor
+    ) -> torch.Tensor:
+        context = ForwardContext(self.backend.build_metadata(common), self.caches, self.backend, prompt_lens)
+        hidden = self.model.forward(tokens, positions, context)
+        assert isinstance(hidden, torch.Tensor)
+        return self.model.compute_logits(hidden)
+
+    def _make_caches(self, model: Model, num_blocks: int) -> dict[str, torch.Tensor]:
+        shape = self.backend.kv_cache_shape
+        return {
+            layer.name: torch.zeros(shape(num_blocks, self.block_size, layer.num_kv_heads, layer.head_size))
+            for layer in model.attention_layers
+        }
 
     def _slot(self, name: str, position: int) -> int:
         blocks = self.blocks.setdefault(name, [])

@@ -42,6 +42,7 @@ class DrivenRequest:
     stop_token_ids: list[int]
     slot: int | None = None
     computed: int = 0
+    sent: int = 0
     blocks: list[int] = field(default_factory=list)
     source: str | None = None
     prompt_logprobs: dict[int, Logprobs] = field(default_factory=dict)
@@ -57,7 +58,8 @@ class PlanDriver:
     that were given up are the next to be used, in the plan that gives them up.
 
     ``execute`` takes a plan and returns its ``ModelRunnerOutput``: a worker's or an executor's ``execute_model``. ``sample`` is
-    its ``sample_tokens``, for steps with masks over ``vocab_size`` ids.
+    its ``sample_tokens``, for steps with masks over ``vocab_size`` ids. ``sends_tokens``: there are pipeline stages, so plans
+    bring all tokens.
     """
 
     def __init__(
@@ -69,8 +71,9 @@ class PlanDriver:
         num_blocks: int,
         sample: Callable[[GrammarOutput], Any] | None = None,
         vocab_size: int = 0,
+        sends_tokens: bool = False,
     ) -> None:
-        self.execute, self.block_size = execute, block_size
+        self.execute, self.block_size, self.sends_tokens = execute, block_size, sends_tokens
         self.sample, self.vocab_size = sample, vocab_size
         self.requests: dict[str, DrivenRequest] = {}
         self.last_output: ModelRunnerOutput | None = None
@@ -200,6 +203,10 @@ class PlanDriver:
         elif fresh:
             plan.block_slots.append(request.slot)
             plan.block_ids.append([fresh])
+        if self.sends_tokens and not enters and request.sent < len(request.token_ids):
+            plan.token_slots.append(request.slot)
+            plan.token_ids.append(request.token_ids[request.sent :])
+        request.sent = len(request.token_ids)
         plan.slots.append(request.slot)
         plan.num_scheduled_tokens.append(count)
         plan.num_computed_tokens.append(request.computed)

@@ -38,6 +38,7 @@ from pegboard.plugins import (
     hookimpl,
 )
 from pegboard.testing.fakes import NextToken, hash_model, scripted_model
+from pegboard.wire import World
 
 if TYPE_CHECKING:
     import torch
@@ -58,19 +59,34 @@ def text_model(answers: Mapping[str, str]) -> NextToken:
 
 
 class ScriptedModel(Model):
-    """``delay``: seconds that every forward takes at least."""
+    """``delay``: seconds that every forward takes at least.
+
+    Every layer stores the tokens, and the last one's are asked. Ranks of one stage all do the same. A stage hands on the ids of
+    its tokens, and the next one refuses those of another step.
+    """
 
     def __init__(
-        self, spec: ModelSpec, dtype: torch.dtype, device: torch.device, next_token: NextToken, delay: float = 0.0
+        self,
+        spec: ModelSpec,
+        dtype: torch.dtype,
+        device: torch.device,
+        next_token: NextToken,
+        delay: float = 0.0,
+        world: World | None = None,
+        layers: range | None = None,
     ) -> None:
         self.spec, self.dtype, self.device = spec, dtype, device
         self.next_token, self.delay = next_token, delay
-        self._layer = AttentionLayer(_NAME, num_heads=1, num_kv_heads=1, head_size=_HEAD_SIZE, scale=1.0)
+        self._is_last = world is None or world.is_last_stage
+        self._layers = tuple(
+            AttentionLayer(f"{_NAME}.{i}" if i else _NAME, num_heads=1, num_kv_heads=1, head_size=_HEAD_SIZE, scale=1.0)
+            for i in layers or range(spec.num_layers)
+        )
         self._histories: list[list[int]] = []
 
     @property
     def attention_layers(self) -> Sequence[AttentionLayer]:
-        return (self._layer,)
+        return self._layers
 
     def load_weights(self, weights: Mapping[str, WeightHandle]) -> None:
         """There are none."""
@@ -81,18 +97,25 @@ class ScriptedModel(Model):
         positions: torch.Tensor,
         context: ForwardContext,
         intermediate: Mapping[str, torch.Tensor] | None = None,
-    ) -> torch.Tensor:
+    ) -> torch.Tensor | Mapping[str, torch.Tensor]:
         """The hidden state of a token names its row, in order, and how many tokens of it end there."""
         import numpy as np
 
         time.sleep(self.delay)
         hidden = input_ids.new_zeros(len(input_ids), _HEAD_SIZE).to(self.dtype)
+        handed_on = hidden.clone()
+        handed_on[:, :_DIGITS] = _digits(input_ids).to(self.dtype)
         self._histories = []
         if context.kv_caches is None:
-            return hidden
+            return hidden if self._is_last else {"hidden": handed_on}
         step: CommonAttentionMetadata = context.metadata
-        cache = context.kv_caches[_NAME]
-        cache.view(-1, _HEAD_SIZE)[step.slot_mapping, :_DIGITS] = _digits(input_ids).to(cache.dtype)
+        for layer in self._layers:
+            cache = context.kv_caches[layer.name]
+            cache.view(-1, _HEAD_SIZE)[step.slot_mapping, :_DIGITS] = _digits(input_ids).to(cache.dtype)
+        if intermediate is not None and intermediate["hidden"].any() and not intermediate["hidden"].equal(handed_on):
+            raise AssertionError(f"the stage before computed other tokens than {input_ids.tolist()}")
+        if not self._is_last:
+            return {"hidden": handed_on}
         for table, length in zip(step.block_table, step.seq_lens.tolist(), strict=True):
             blocks = table[: -(-length // step.block_size)]
             kept = _numbers(cache[blocks].view(-1, _HEAD_SIZE)[:length]) if int(blocks[0]) != NULL_BLOCK else []
@@ -214,7 +237,7 @@ def spec_of(source: ModelSource) -> ModelSpec:
         architecture="ScriptedForCausalLM",
         vocab_size=source.config["vocab_size"],
         hidden_size=_HEAD_SIZE,
-        num_layers=1,
+        num_layers=source.config["num_hidden_layers"],
         num_heads=1,
         num_kv_heads=1,
         head_size=_HEAD_SIZE,
@@ -224,14 +247,25 @@ def spec_of(source: ModelSource) -> ModelSpec:
     )
 
 
+def any_number(spec: ModelSpec, ranks: int) -> list[str]:
+    """Ranks share nothing."""
+    return []
+
+
 class ScriptedPlugin:
-    """Offers the model reference ``scripted`` and all the parts that it needs."""
+    """Offers the model reference ``scripted`` and all the parts that it needs. ``num_layers``: for as many pipeline stages."""
 
     def __init__(
-        self, next_token: NextToken | None = None, *, vocab_size: int = EOS + 1, max_model_len: int = 4096, delay: float = 0.0
+        self,
+        next_token: NextToken | None = None,
+        *,
+        vocab_size: int = EOS + 1,
+        max_model_len: int = 4096,
+        delay: float = 0.0,
+        num_layers: int = 1,
     ) -> None:
         self._model = partial(ScriptedModel, next_token=next_token or hash_model(vocab_size), delay=delay)
-        self._config = {"vocab_size": vocab_size, "max_position_embeddings": max_model_len}
+        self._config = {"vocab_size": vocab_size, "max_position_embeddings": max_model_len, "num_hidden_layers": num_layers}
 
     @hookimpl
     def resolve_model(self, ref: str, config: Any) -> ModelSource | None:
@@ -242,7 +276,14 @@ class ScriptedPlugin:
 
     @hookimpl
     def models(self) -> Iterable[ModelProvider]:
-        yield ModelProvider(name=_NAME, target=self._model, architectures=("ScriptedForCausalLM",), spec=f"{__name__}:spec_of")
+        yield ModelProvider(
+            name=_NAME,
+            target=self._model,
+            architectures=("ScriptedForCausalLM",),
+            spec=f"{__name__}:spec_of",
+            parallel=f"{__name__}:any_number",
+            capabilities=frozenset({"tp", "pp"}),
+        )
 
     @hookimpl
     def attention_backends(self) -> Iterable[AttentionBackendProvider]:

@@ -115,7 +115,7 @@ class GGUFHandle:
         return self._tensor(self._read_all())
 
     def read_slice(self, dim: int, start: int, length: int) -> torch.Tensor:
-        """Part of it along ``dim``. Along the first only those rows are read; along the last, all rows, to keep the columns."""
+        """Part of it along ``dim``. Along the first only those rows are read; along the last, all rows, to keep their columns."""
         dim = dim % len(self.shape) if -len(self.shape) <= dim < len(self.shape) else -1
         if dim < 0 or start < 0 or length < 0 or start + length > self.shape[dim]:
             raise ValueError(f"{self.name} of shape {self.shape} has no slice of {length} from {start} along dimension {dim}")
@@ -147,22 +147,27 @@ class GGUFHandle:
         return found.reshape(-1, *self.shape[1:])[wanted - first]
 
     def _read_rows(self, first: int, count: int, columns: slice) -> npt.NDArray[Any]:
-        """Rows of the file's own order as a (count, columns) array, read and dequantised a few megabytes at a time."""
-        width = len(range(*columns.indices(self._columns)))
-        result = np.empty((count, width), self._numpy_dtype)
+        """Rows of the file's own order as a (count, columns) array, a few megabytes at a time. Rows are read as a whole, because
+        a part of one is smaller than what a disk reads at once; of quantised ones only the blocks of wanted columns are used."""
+        begin, end, _ = columns.indices(self._columns)
+        values, size = GGML_QUANT_SIZES[self._info.type]
+        low, high = begin // values, -(-end // values)
+        result = np.empty((count, end - begin), self._numpy_dtype)
         row_bytes = self._info.row_bytes
         step = max(1, _CHUNK_BYTES // row_bytes)
         for start in range(0, count, step):
             rows = min(step, count - start)
             raw = self._reader.read(self._info.offset + (first + start) * row_bytes, rows * row_bytes)
-            values = raw.view(self._numpy_dtype) if self._info.type in _STORED else _dequantise(raw, self._info.type)
-            result[start : start + rows] = values.reshape(rows, self._columns)[:, columns]
+            blocks = raw.reshape(rows, row_bytes)[:, low * size : high * size]
+            plain = self._info.type in _STORED
+            found = blocks.view(self._numpy_dtype) if plain else _dequantise(np.ascontiguousarray(blocks), self._info.type)
+            result[start : start + rows] = found.reshape(rows, -1)[:, begin - low * values : end - low * values]
         return result
 
 
 def _dequantise(raw: npt.NDArray[np.uint8], kind: GGMLQuantizationType) -> npt.NDArray[np.float32]:
     """Bytes of whole blocks as a flat array."""
-    size = GGML_QUANT_SIZES[kind][1]
+    raw, size = raw.reshape(-1), GGML_QUANT_SIZES[kind][1]
     even = len(raw) // size // _RUN_BLOCKS * _RUN_BLOCKS * size
     parts = [raw[:even].reshape(-1, _RUN_BLOCKS * size), raw[even:].reshape(1, -1)]
     return np.concatenate([dequantize(part, kind).reshape(-1) for part in parts if part.size])

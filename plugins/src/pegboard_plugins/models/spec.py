@@ -9,6 +9,7 @@ from typing import Any
 
 from pegboard.contracts.model import ModelSpec
 from pegboard.contracts.model_source import ModelSource
+from pegboard.plugins.parallel import undivided, undivided_heads
 from pegboard_plugins.layers.rope_parameters import ignored_partial_rotary
 from pegboard_plugins.loaders.safetensors_files import stored_dtype
 from pegboard_plugins.models.llama_config import LlamaConfig, llama_config
@@ -46,6 +47,13 @@ def llama_spec(source: ModelSource) -> ModelSpec:
         prompt_length_rope=config.rope.depends_on_length,
         details=dict(source.config),
     )
+
+
+def llama_parallel(spec: ModelSpec, ranks: int) -> list[str]:
+    """What keeps ``ranks`` from sharing a layer: query heads, key heads (which ranks may have in common) and the MLP's width. The
+    vocabulary is padded, and the hidden size is not shared."""
+    config = llama_config(spec.details, f"configuration of {spec.architecture}")
+    return [*undivided_heads(spec, ranks), *undivided({"intermediate_size": config.intermediate_size}, ranks)]
 
 
 def config_file(source: ModelSource) -> str:

@@ -32,23 +32,15 @@ def name_table(weights: Mapping[str, WeightHandle], tied: bool) -> dict[str, Wei
     return found
 
 
-def shares_table(weights: Mapping[str, WeightHandle], tied: bool, dtype: torch.dtype) -> bool:
-    """Whether the output head is the embedding table. Called after ``check_tensors``, because it may have to compare the two.
-
-    A configuration that ties them is followed, as transformers does, except where the checkpoint holds a head that differs
-    from the table: then that head is used, with a warning.
-    """
-    if not tied or HEAD not in weights:
-        return tied
-    if torch.equal(weights[HEAD].read().to(dtype), weights[EMBEDDING].read().to(dtype)):
-        return True
+def warn_of_differing_head() -> None:
+    """A configuration that ties the head to the table is followed, as transformers does, except where the checkpoint holds a head
+    that differs: then that head is used."""
     logger.warning(
         "the configuration ties %s to %s, but the checkpoint holds different values for both: each is used as it is stored; "
         'set "tie_word_embeddings": false in config.json to silence this',
         HEAD,
         EMBEDDING,
     )
-    return False
 
 
 def check_tensors(weights: Mapping[str, WeightHandle], parameters: Iterable[Parameter], num_layers: int) -> None:
@@ -87,16 +79,22 @@ class ParameterReader:
         self._lossy: Counter[str] = Counter()
 
     def read(self, parameter: Parameter) -> torch.Tensor:
-        """The sources, cast and joined, in memory of their own."""
-        rows = sum(source.shape[0] for source in parameter.sources)
-        joined = torch.empty((rows, *parameter.sources[0].shape[1:]), dtype=self.dtype, device=self.device)
+        """This rank's part of the sources, cast and joined, in memory of their own."""
+        joined = torch.empty(parameter.shape, dtype=self.dtype, device=self.device)
         start = 0
         for source in parameter.sources:
-            stored = self.weights[source.name].read()
-            self._check_cast(source.name, stored)
-            joined[start : start + source.shape[0]].copy_(stored)
-            start += source.shape[0]
+            rows = source.part_shape[0]
+            if rows:
+                stored = self._stored(source)
+                self._check_cast(source.name, stored)
+                joined[start : start + rows].copy_(stored)
+            start += rows
+        joined[start:] = 0
         return joined
+
+    def _stored(self, source: Source) -> torch.Tensor:
+        handle, part = self.weights[source.name], source.part
+        return handle.read() if part is None else handle.read_slice(part.dim, part.span.start, part.span.length)
 
     def log_casts(self) -> None:
         """One line on all casts to a type that holds less."""

@@ -9,6 +9,7 @@ from pegboard.contracts.attention import AttentionBackend, CommonAttentionMetada
 from pegboard.contracts.model import ForwardContext, Model
 from pegboard.contracts.sampler import Sampler, SamplingBatch
 from pegboard_plugins.sampling.logprobs import logprobs_of
+from pegboard_plugins.worker.links import Intermediate, Stage
 from pegboard_plugins.worker.prompt_logprobs import POSITIONS_AT_ONCE, raw_logits
 
 _CACHE_BLOCKS = 1
@@ -43,9 +44,11 @@ def run_forward(
     lengths: np.ndarray,
     block_size: int,
     device: torch.device,
-) -> tuple[torch.Tensor, torch.Tensor]:
+    stage: Stage,
+) -> tuple[torch.Tensor | Intermediate, torch.Tensor | None]:
     """Forward of one prompt per entry of ``lengths``, all in the null block. Returns hidden states [T, hidden_size], and logits
-    [B, vocab_size] of each one's last token."""
+    [B, vocab_size] of each one's last token; on stages but the last what would go on to the next one, and None. Nothing passes
+    between stages."""
     starts = np.zeros(len(lengths) + 1, np.int32)
     np.cumsum(lengths, out=starts[1:])
     total = int(starts[-1])
@@ -61,8 +64,11 @@ def run_forward(
     )
     prompt_lens = torch.from_numpy(np.repeat(lengths, lengths).astype(np.int64)).to(device)
     context = ForwardContext(backend.build_metadata(common), caches, backend, prompt_lens)
-    hidden = model.forward(torch.zeros(total, dtype=torch.int64, device=device), torch.from_numpy(positions).to(device), context)
-    assert isinstance(hidden, torch.Tensor), "a single stage returns hidden states"
+    input_ids = torch.zeros(total, dtype=torch.int64, device=device)
+    hidden = model.forward(input_ids, torch.from_numpy(positions).to(device), context, stage.blank(total))
+    if not stage.is_last:
+        return hidden, None
+    assert isinstance(hidden, torch.Tensor), "the last stage returns hidden states"
     return hidden, model.compute_logits(hidden[torch.from_numpy(starts[1:] - 1).to(device)])
 
 

@@ -18,6 +18,7 @@ from pegboard.wire import GrammarOutput, Logprobs, ModelRunnerOutput, SchedulerO
 from pegboard_plugins.worker.bitmasks import masks_by_row
 from pegboard_plugins.worker.cache_engine import CacheEngine
 from pegboard_plugins.worker.input_batch import InputBatch
+from pegboard_plugins.worker.links import Intermediate, Stage
 from pegboard_plugins.worker.logits_processors import LogitsProcessors
 from pegboard_plugins.worker.prompt_logprobs import PromptLogprobs
 from pegboard_plugins.worker.step_inputs import StepBuilder, StepInputs
@@ -30,7 +31,8 @@ class _HalfStep:
 
     plan: SchedulerOutput
     inputs: StepInputs
-    hidden: torch.Tensor
+    hidden: torch.Tensor | Intermediate
+    """As the model returned it; on pipeline stages but the last, what has gone on to the next one."""
     logits: torch.Tensor | None
     """[N, vocab_size] of the rows that sample, or None when there are none."""
 
@@ -39,6 +41,9 @@ class ModelRunner:
     """Holds the resident batch and runs steps on it, one at a time.
 
     ``cache`` is set once the KV cache exists. ``synchronize`` waits for the device; it is called only while timings are on.
+
+    Of several pipeline stages only the last one samples, has a ``sampler`` and ``processors``, and gives results. As its samples
+    do not reach the others, plans bring all tokens to all stages: it does not keep its own either.
     """
 
     def __init__(
@@ -47,13 +52,15 @@ class ModelRunner:
         spec: ModelSpec,
         model: Model,
         backend: AttentionBackend,
-        sampler: Sampler,
+        sampler: Sampler | None,
         device: torch.device,
         extensions: Iterable[WorkerExtension] = (),
         synchronize: Callable[[], None] = lambda: None,
         processors: Mapping[str, LogitsProcessor] | None = None,
+        stage: Stage | None = None,
     ) -> None:
         self.model, self.backend, self.sampler, self.device = model, backend, sampler, device
+        self.stage = stage or Stage.only()
         self.cache: CacheEngine | None = None
         self.timings = StepTimings()
         self.batch = InputBatch(
@@ -80,17 +87,18 @@ class ModelRunner:
         self.batch.leave(plan)
         self.cache.apply(plan)
         self.batch.enter(plan)
-        self._prompt_logprobs.update(plan)
-        self._processors.update(plan)
+        if self.stage.is_last:
+            self._prompt_logprobs.update(plan)
+            self._processors.update(plan)
         if plan.empty:
-            return ModelRunnerOutput(step_id=plan.step_id, slots=[], sampled_token_ids=[])
+            return _without_tokens(plan)
         inputs = self._builder.build(plan)
         self.timings.mark("prepare")
         half = self._forward(plan, inputs)
         if plan.grammar_slots:
             self._half = half
             return None
-        return self._sample(half, {})
+        return self._sample(half, {}) if self.stage.is_last else self._finish(half, _without_tokens(plan))
 
     def sample_tokens(self, grammar: GrammarOutput | None) -> ModelRunnerOutput:
         """Second half of the step that ``execute_model`` left open. Raises ``ValueError`` for a grammar of another step, or one
@@ -99,6 +107,8 @@ class ModelRunner:
         if half is None:
             raise ValueError("sample_tokens: no step waits for its second half")
         self.timings.start()
+        if not self.stage.is_last:
+            return self._finish(half, _without_tokens(half.plan))
         return self._sample(half, masks_by_row(half.plan, half.inputs.sample_slots, grammar, self.batch.vocab_limit))
 
     def _forward(self, plan: SchedulerOutput, inputs: StepInputs) -> _HalfStep:
@@ -108,12 +118,16 @@ class ModelRunner:
         for extension in self._extensions:
             extension.before_forward(plan)
         self.timings.mark("metadata")
-        hidden = self.model.forward(inputs.input_ids, inputs.positions, context)
-        assert isinstance(hidden, torch.Tensor), "a single stage returns hidden states"
+        before = self.stage.receive(inputs.attention.num_tokens)
+        self.timings.mark("receive")
+        hidden = self.model.forward(inputs.input_ids, inputs.positions, context, before)
         for extension in self._extensions:
             extension.after_forward(plan, hidden)
         logits = None
-        if len(inputs.sample_rows):
+        if not self.stage.is_last:
+            self.stage.send(hidden)
+        elif len(inputs.sample_rows):
+            assert isinstance(hidden, torch.Tensor), "the last stage returns hidden states"
             logits = self.model.compute_logits(hidden if inputs.sample_index is None else hidden[inputs.sample_index])
             if inputs.logits_index is not None:
                 logits = logits[inputs.logits_index]
@@ -125,13 +139,16 @@ class ModelRunner:
     def _sample(self, half: _HalfStep, masks: dict[int, np.ndarray]) -> ModelRunnerOutput:
         """``masks``: row among those that sample to the bitmask of its grammar."""
         plan, inputs = half.plan, half.inputs
-        output = ModelRunnerOutput(step_id=plan.step_id, slots=plan.slots, sampled_token_ids=[[] for _ in plan.slots])
+        assert self.sampler is not None, "the last stage samples"
+        assert isinstance(half.hidden, torch.Tensor), "the last stage returns hidden states"
+        output = _without_tokens(plan)
         if half.logits is not None:
             batch = self.batch.sampling_batch(inputs.sample_slots, inputs.sample_lengths)
             batch.grammar_masks, batch.processors = masks, self._processors.active
             sampled = self.sampler.sample(half.logits, batch)
             half.logits = None  # its memory may be used again
-            self.batch.append_sampled(inputs.sample_slots, inputs.sample_lengths, sampled.token_ids)
+            if self.stage.is_only:
+                self.batch.append_sampled(inputs.sample_slots, inputs.sample_lengths, sampled.token_ids)
             _book(output, inputs.sample_rows, sampled)
         prompt_logprobs, errors = self._prompt_logprobs.compute(plan, half.hidden, self.model)
         if prompt_logprobs:
@@ -141,9 +158,16 @@ class ModelRunner:
         self.timings.mark("sample")
         for extension in self._extensions:
             extension.after_sample(plan, output)
+        return self._finish(half, output)
+
+    def _finish(self, half: _HalfStep, output: ModelRunnerOutput) -> ModelRunnerOutput:
         self.timings.mark("finish")
-        self.timings.count(len(plan.slots), inputs.attention.num_tokens)
+        self.timings.count(len(half.plan.slots), half.inputs.attention.num_tokens)
         return output
+
+
+def _without_tokens(plan: SchedulerOutput) -> ModelRunnerOutput:
+    return ModelRunnerOutput(step_id=plan.step_id, slots=plan.slots, sampled_token_ids=[[] for _ in plan.slots])
 
 
 def _book(output: ModelRunnerOutput, rows: np.ndarray, sampled: SamplerOutput) -> None:

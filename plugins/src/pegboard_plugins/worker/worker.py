@@ -16,10 +16,12 @@ from pegboard.contracts.platform import Platform
 from pegboard.contracts.worker import Worker, rpc
 from pegboard.plugins.attention import select_attention
 from pegboard.plugins.lifecycle import WorkerContext
+from pegboard.plugins.parallel import stage_layers
 from pegboard.wire import GrammarOutput, KVCacheConfig, KVCacheSpec, MemoryReport, ModelRunnerOutput, SchedulerOutput, World
 from pegboard_plugins.worker import dummy_step, memory
 from pegboard_plugins.worker.cache_engine import CacheEngine
 from pegboard_plugins.worker.dtypes import resolve_dtype
+from pegboard_plugins.worker.links import Intermediate, Links, Stage
 from pegboard_plugins.worker.model_runner import ModelRunner
 from pegboard_plugins.worker.threads import threads_per_worker
 
@@ -34,11 +36,14 @@ _WARM_UP_ROWS = 8
 class StandardWorker(Worker):
     """Model, attention backend, sampler and KV cache on one device, and the resident batch that plans change.
 
-    Further RPC methods: ``set_vocab_limit``, ``record_timings``.
+    With pipeline stages it holds the layers ``layers``; only the last stage has a sampler. Further RPC methods:
+    ``set_vocab_limit``, ``record_timings``, ``layer_range``.
     """
 
     device: torch.device
     dtype: torch.dtype
+    layers: range
+    links: Links
     runner: ModelRunner
 
     def __init__(self, config: EngineConfig, composition: Composition, world: World) -> None:
@@ -60,6 +65,7 @@ class StandardWorker(Worker):
         self.dtype = getattr(torch, self._dtype_name)
         self.extensions.update(self.composition.create_all("worker_extension"))
         log.info("rank %d: %s, %s, %d threads", self.world.rank, self.device, self._dtype_name, threads)
+        self._take_place()
 
     @torch.no_grad()  # not inference mode: whoever updates weights in place later may do so in any mode
     def load_model(self) -> None:
@@ -68,17 +74,21 @@ class StandardWorker(Worker):
         self._weight_bytes = _weight_bytes(model) or max(0, self._memory_in_use() - before)
         for extension in self.extensions.values():
             extension.on_model_loaded(model)
+        widths = model.intermediate_widths(self.composition.spec) if self.links.pp is not None else {}
+        stage = Stage(self.world, self.links.pp, widths, self.dtype, self.device)
         self.runner = ModelRunner(
             self.config,
             self.composition.spec,
             model,
             self._choose_attention(model),
-            self.composition.create("sampler"),
+            self.composition.create("sampler") if stage.is_last else None,
             self.device,
             self.extensions.values(),
             self.platform.synchronize,
-            self.composition.create_all("logits_processor"),
+            self.composition.create_all("logits_processor") if stage.is_last else None,
+            stage,
         )
+        self._window = self.links.common_window([layer.sliding_window for layer in model.attention_layers])
         self._tidy()
 
     @torch.inference_mode()
@@ -90,7 +100,8 @@ class StandardWorker(Worker):
         assert cache is not None, "the KV cache comes before the warm-up"
         for num_tokens, num_rows in ((tokens, 1), (rows, rows), (1, 1)):
             _, logits = self._dummy_forward(cache.device_caches, num_tokens, num_rows)
-            dummy_step.run_sampler(self.runner.sampler, logits, self.runner.batch.vocab_limit)
+            if self.runner.sampler is not None and logits is not None:
+                dummy_step.run_sampler(self.runner.sampler, logits, self.runner.batch.vocab_limit)
         cache.clear_null_block()
 
     def check_health(self) -> None:
@@ -102,6 +113,8 @@ class StandardWorker(Worker):
         self._stopped = True
         if hasattr(self, "device"):
             self.composition.host.hook.worker_stopping(context=self._context())
+        if hasattr(self, "links"):
+            self.links.close()
         if hasattr(self, "runner"):
             del self.runner
         self._tidy()
@@ -112,6 +125,11 @@ class StandardWorker(Worker):
         if limit < 1:
             raise ValueError(f"set_vocab_limit: {limit} leaves no token to choose")
         self.runner.batch.vocab_limit = min(limit, self.composition.spec.vocab_size)
+
+    @rpc("lifecycle")
+    def layer_range(self) -> tuple[int, int]:
+        """The first decoder layer that this rank holds, and the one after its last."""
+        return self.layers.start, self.layers.stop
 
     # memory ---------------------------------------------------------------------------------------------------------
 
@@ -127,14 +145,16 @@ class StandardWorker(Worker):
             self.runner.model, self.runner.backend, self.config.kv_cache.block_size, self.dtype, self.device
         )
         hidden, logits = self._dummy_forward(caches, scheduler.max_num_batched_tokens, scheduler.max_num_seqs)
-        dummy_step.copy_for_forks(logits)
-        dummy_step.run_sampler(self.runner.sampler, logits, self.runner.batch.vocab_limit)
-        del logits
-        dummy_step.run_prompt_logprobs(self.runner.model, hidden, self.runner.batch.vocab_limit)
+        if self.runner.sampler is not None and isinstance(hidden, torch.Tensor) and logits is not None:
+            dummy_step.copy_for_forks(logits)
+            dummy_step.run_sampler(self.runner.sampler, logits, self.runner.batch.vocab_limit)
+            del logits
+            dummy_step.run_prompt_logprobs(self.runner.model, hidden, self.runner.batch.vocab_limit)
         self.platform.synchronize()
         activations = max(0, self._peak_memory() - before)
         del hidden, caches
         self._tidy()
+        self.links.barrier()  # what others hold for a moment must not count as taken
         booked = sum(extension.on_memory_profile() for extension in self.extensions.values())
         available, reason = self._available(activations, booked)
         report = MemoryReport(
@@ -148,18 +168,15 @@ class StandardWorker(Worker):
         return report
 
     def get_kv_cache_specs(self) -> dict[str, KVCacheSpec]:
-        layers = self.runner.model.attention_layers
-        windows = {layer.sliding_window for layer in layers}
         return {
             layer.name: KVCacheSpec(
                 block_size=self.config.kv_cache.block_size,
                 num_kv_heads=layer.num_kv_heads,
                 head_size=layer.head_size,
                 dtype=self._dtype_name,
-                # layers share one block table; where windows differ, the widest view decides what must stay
-                sliding_window=layer.sliding_window if len(windows) == 1 else None,
+                sliding_window=self._window,
             )
-            for layer in layers
+            for layer in self.runner.model.attention_layers
         }
 
     def initialize_cache(self, kv_config: KVCacheConfig) -> None:
@@ -215,9 +232,29 @@ class StandardWorker(Worker):
 
     # parts ----------------------------------------------------------------------------------------------------------
 
+    def _take_place(self) -> None:
+        """Find the layers of this rank's stage, and meet the other ranks."""
+        settings, world = self.config.executor, self.world
+        stages = stage_layers(self.composition.spec.num_layers, world.pp_size, settings.pipeline_split)
+        self.layers = stages[world.pp_rank]
+        if world.size > 1:
+            log.info(
+                "rank %d: part %d of %d, stage %d of %d with layers %d to %d (layers per stage: %s)",
+                world.rank, world.tp_rank + 1, world.tp_size, world.pp_rank + 1, world.pp_size,
+                self.layers.start, self.layers.stop - 1, ", ".join(str(len(layers)) for layers in stages),
+            )  # fmt: skip
+        self.links = Links(self.composition, world, self.device, settings.step_timeout)
+
     def _make_model(self) -> Model:
         composition = self.composition
-        model: Model = composition.create("model", dtype=self.dtype, device=self.device, world=self.world, communicator=None)
+        model: Model = composition.create(
+            "model",
+            dtype=self.dtype,
+            device=self.device,
+            world=self.world,
+            communicator=self.links.tp,
+            layers=self.layers,
+        )
         with composition.create("weight_loader").open(composition.source, composition.spec) as weights:
             model.load_weights(weights)
         return model
@@ -253,18 +290,17 @@ class StandardWorker(Worker):
 
     def _dummy_forward(
         self, caches: dict[str, torch.Tensor], num_tokens: int, num_rows: int
-    ) -> tuple[torch.Tensor, torch.Tensor]:
-        lengths = dummy_step.spread(num_tokens, num_rows, self._max_model_len)
-        return dummy_step.run_forward(
-            self.runner.model, self.runner.backend, caches, lengths, self.config.kv_cache.block_size, self.device
-        )
+    ) -> tuple[torch.Tensor | Intermediate, torch.Tensor | None]:
+        lengths, runner = dummy_step.spread(num_tokens, num_rows, self._max_model_len), self.runner
+        block_size = self.config.kv_cache.block_size
+        return dummy_step.run_forward(runner.model, runner.backend, caches, lengths, block_size, self.device, runner.stage)
 
     # measuring ------------------------------------------------------------------------------------------------------
 
     def _available(self, activations: int, booked: int) -> tuple[int, str]:
         settings, specs = self.config.kv_cache, self.get_kv_cache_specs()
         if self.device.type == "cpu":
-            free = max(0, memory.host_memory()[0] - activations) // self.world.size
+            free = max(0, memory.host_memory()[0] // self.world.size - activations)  # each worker here has a part of it
             return memory.kv_budget(settings, specs, free, self.config.scheduler.max_num_seqs, self._max_model_len, booked)
         if settings.memory is not None:
             return settings.memory, f"kv_cache.memory={settings.memory}"

@@ -9,8 +9,10 @@ import pytest
 from pegboard.contracts.worker import Worker
 from pegboard.engine.bootstrap import prepare
 from pegboard.testing.fakes import NextToken, hash_model
+from pegboard.testing.joint_worker import JointWorker
 from pegboard.testing.plan_driver import PlanDriver
 from pegboard.testing.scripted_model import ScriptedPlugin
+from pegboard.testing.thread_executor import THREADS, ThreadRanks
 from pegboard.wire import KVCacheConfig, KVCacheGroup, World
 
 VOCAB = 500
@@ -30,20 +32,31 @@ def continuation(prompt: list[int], count: int, model: NextToken = MODEL) -> lis
 
 
 class BootedWorker:
-    """``worker``: the provider's name, or ``package.module:Class``."""
+    """``worker``: the provider's name, or ``package.module:Class``. ``ranks``: how many share each layer, and how many stages
+    there are; each rank's worker runs on a thread of its own."""
 
     worker = "default"
+    ranks = (1, 1)
 
     def boot(self, model: NextToken = MODEL, host_blocks: int = 0) -> Worker:
         """A worker that is ready for steps."""
+        tp, pp = self.ranks
+        several = {**THREADS, "tensor_parallel_size": tp, "pipeline_parallel_size": pp} if tp * pp > 1 else {}
         prepared = prepare(
             model="scripted",
-            plugins={"scripted": ScriptedPlugin(model, vocab_size=VOCAB, max_model_len=256)},
-            executor={"worker": self.worker, "num_threads": 1},
+            plugins={
+                "scripted": ScriptedPlugin(model, vocab_size=VOCAB, max_model_len=256, num_layers=pp),
+                "threads": ThreadRanks(),
+            },
+            executor={"worker": self.worker, "num_threads": 1, **several},
             scheduler={"max_num_seqs": SLOTS, "max_num_batched_tokens": 256},
             kv_cache={"block_size": BLOCK, "memory": "1MiB"},
         )
-        worker: Worker = prepared.composition.create("worker", world=World())
+        worker: Worker
+        if several:
+            worker = JointWorker(prepared.config, prepared.composition)
+        else:
+            worker = prepared.composition.create("worker", world=World())
         worker.init_device()
         worker.load_model()
         specs = worker.get_kv_cache_specs()
@@ -63,6 +76,7 @@ class BootedWorker:
             num_blocks=BLOCKS,
             sample=worker.sample_tokens,
             vocab_size=VOCAB,
+            sends_tokens=self.ranks[1] > 1,
         )
 
     @pytest.fixture

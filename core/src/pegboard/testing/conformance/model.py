@@ -10,13 +10,17 @@ import torch
 from pegboard.contracts.attention import AttentionBackend
 from pegboard.contracts.model import ForwardContext, Model, ModelSpec
 from pegboard.contracts.weight_loader import WeightsError
+from pegboard.testing.conformance._model_ranks import SharedModels
 from pegboard.testing.memory_weights import memory_handles
 from pegboard.testing.model_session import ModelSession
 from pegboard.testing.reference_attention import ReferenceAttentionBackend
 
 
-class ModelConformance(abc.ABC):
-    """Models are tested in float32 on the processor, with a small checkpoint: at most a few layers and hidden sizes below 100."""
+class ModelConformance(SharedModels):
+    """Models are tested in float32 on the processor, with a small checkpoint: at most a few layers and hidden sizes below 100.
+
+    Those that several ranks can share also set ``ranks`` and give ``make_rank``.
+    """
 
     tolerance = 1e-4
     """Largest difference of logits between two ways of computing the same."""

@@ -1,7 +1,7 @@
 """What every worker must keep, shown with the scripted model, whose output tells whether the KV cache and the batch are right.
 
-Subclass ``WorkerConformance`` and set ``worker`` to the provider's name, or to ``package.module:Class``. Needs torch and the
-standard parts.
+Subclass ``WorkerConformance`` and set ``worker`` to the provider's name, or to ``package.module:Class``. With ``ranks`` set,
+several workers together must be as good as one. Needs torch and the standard parts.
 """
 
 from __future__ import annotations
@@ -55,6 +55,8 @@ class WorkerConformance(RowsOfAllKinds):
         assert driver.generate(12, chunk=7) == {name: continuation(prompt, 12) for name, prompt in PROMPTS.items()}
 
     def test_steps_may_be_planned_before_their_tokens_are_known(self, driver: PlanDriver) -> None:
+        if driver.sends_tokens:
+            pytest.skip("pipeline stages get a token when it is known")
         driver.add("a", PROMPTS["a"])
         driver.add("b", PROMPTS["b"])
         chunks: list[dict[str, int]] = [{"a": 3, "b": 21}, {"a": 1, "b": 1}, {"b": 1, "a": 1}]

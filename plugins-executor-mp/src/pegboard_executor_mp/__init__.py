@@ -1,0 +1,1 @@
+"""Pegboard's multi-process executor and its message queue."""

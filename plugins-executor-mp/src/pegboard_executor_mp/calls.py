@@ -1,0 +1,113 @@
+"""Calls that wait for replies, by number. Every call ends exactly once: with its replies, an error, a time-out or the end."""
+
+from __future__ import annotations
+
+import itertools
+import threading
+import time
+from collections.abc import Iterable, Sequence
+from concurrent.futures import Future
+from typing import Any
+
+from pegboard.contracts.executor import ExecutorFailed
+
+
+class Call:
+    """One call under way. ``ranks``: those that were asked, in the order of the replies."""
+
+    __slots__ = ("answer", "future", "id", "missing", "name", "ranks", "replies", "started")
+
+    def __init__(self, number: int, name: str, ranks: Sequence[int], answer: int | None) -> None:
+        self.id, self.name, self.ranks, self.answer = number, name, ranks, answer
+        self.missing = set(ranks)
+        self.replies: dict[int, Any] = {}
+        self.future: Future[Any] = Future()
+        self.future.set_running_or_notify_cancel()  # it is on its way, nobody can call it back
+        self.started = time.monotonic()
+
+    def result(self) -> Any:
+        """The reply of ``answer``, or all of them in order."""
+        return self.replies[self.answer] if self.answer is not None else [self.replies[rank] for rank in self.ranks]
+
+    def waits_for(self) -> str:
+        return ranks_text(self.missing)
+
+
+class Calls:
+    """Thread-safe. Futures complete under the lock: so two calls complete in the order in which their last replies came, and a
+    done-callback must not wait for another call."""
+
+    def __init__(self) -> None:
+        self._lock = threading.RLock()
+        self._open: dict[int, Call] = {}
+        self._numbers = itertools.count()
+        self._refusal: ExecutorFailed | None = None
+
+    def begin(self, name: str, ranks: Sequence[int], answer: int | None) -> Call:
+        """Raises ``ExecutorFailed`` after ``refuse``."""
+        with self._lock:
+            if self._refusal is not None:
+                raise again(self._refusal)
+            call = Call(next(self._numbers), name, ranks, answer)
+            self._open[call.id] = call
+        return call
+
+    def reply(self, number: int, rank: int, value: Any) -> None:
+        """Late and unknown ones are dropped."""
+        with self._lock:
+            call = self._open.get(number)
+            if call is None:
+                return
+            call.replies[rank] = value
+            call.missing.discard(rank)
+            if not call.missing:
+                del self._open[number]
+                call.future.set_result(call.result())
+
+    def fail(self, number: int, error: BaseException) -> None:
+        """End one call early; whatever still comes for it is dropped."""
+        with self._lock:
+            call = self._open.pop(number, None)
+            if call is not None:
+                call.future.set_exception(error)
+
+    def refuse(self, refusal: ExecutorFailed) -> list[Call]:
+        """End all calls with ``refusal`` and take no more. The first refusal stays. Returns the calls that it ended."""
+        with self._lock:
+            self._refusal = self._refusal or refusal
+            ended, self._open = list(self._open.values()), {}
+            for call in ended:
+                call.future.set_exception(again(self._refusal))
+        return ended
+
+    def is_open(self, number: int) -> bool:
+        return number in self._open
+
+
+class Deadline:
+    """``seconds`` from when it was made, None: never."""
+
+    __slots__ = ("_end", "seconds")
+
+    def __init__(self, seconds: float | None) -> None:
+        self.seconds = seconds
+        self._end = None if seconds is None else time.monotonic() + seconds
+
+    def left(self) -> float | None:
+        return None if self._end is None else max(0.0, self._end - time.monotonic())
+
+    def milliseconds(self) -> float | None:
+        left = self.left()
+        return None if left is None else 1000 * left
+
+
+def ranks_text(ranks: Iterable[int]) -> str:
+    numbers = sorted(ranks)
+    return f"rank{'s' * (len(numbers) != 1)} {', '.join(map(str, numbers))}"
+
+
+def again(error: ExecutorFailed) -> ExecutorFailed:
+    """One exception per raise: tracebacks of several threads do not get mixed up."""
+    copy = ExecutorFailed(*error.args)
+    copy.__cause__ = error.__cause__
+    return copy

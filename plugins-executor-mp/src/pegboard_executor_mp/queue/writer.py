@@ -1,0 +1,113 @@
+"""The writer of a queue: serves the readers of its own machine through the ring and remote ones over TCP."""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+import weakref
+from typing import Any
+
+from .contract import Closed, Writer
+from .frames import encode
+from .handle import Handle
+from .remote_writer import RemoteWriter
+from .ring_writer import RingWriter
+
+
+class QueueWriter(Writer):
+    """Calls of ``put`` from several threads take turns. A process that was forked off may not use its parent's writer."""
+
+    def __init__(self, ring: RingWriter | None, segment: str | None, local_readers: int, remote: RemoteWriter | None) -> None:
+        self._ring = ring
+        self._segment = segment
+        self._local_readers = local_readers
+        self._remote = remote
+        self._pid = os.getpid()
+        self._turn = threading.RLock()  # an interrupt just after taking it does not lock its thread out
+        self._cancelled = False
+        self._closed = False
+        self._finalizer = weakref.finalize(self, _leave, ring, remote, self._pid)
+
+    def handle(self, reader: int = 0) -> Handle:
+        """Local readers are numbered first, remote ones after them."""
+        if 0 <= reader < self._local_readers:
+            return Handle(reader, segment=self._segment)
+        remote_readers = 0 if self._remote is None else self._remote.readers
+        if self._remote is None or not 0 <= reader < self._local_readers + remote_readers:
+            have = f"the queue has {self._local_readers} local and {remote_readers} remote readers"
+            raise ValueError(f"{have}, there is no reader {reader}")
+        return Handle(reader, address=self._remote.address, token=self._remote.token, peer_timeout=self._remote.peer_timeout)
+
+    def wait_ready(self, timeout: float | None = None) -> None:
+        """Until all readers have attached. Raises ``TimeoutError``, ``Closed``."""
+        deadline = None if timeout is None else time.monotonic() + timeout
+        with self._take_turn(timeout):
+            if self._ring is not None:
+                self._ring.wait_ready(deadline)
+            if self._remote is not None:
+                self._remote.wait_ready(deadline)
+
+    def put(self, message: Any, timeout: float | None = None) -> None:
+        """Every reader gets ``message``, or none does: raises what pickling it raises, ``TimeoutError`` when a slow reader
+        leaves no room in time, ``DeadReader`` when a reader is gone, ``Closed`` when this end was closed or cancelled. Only
+        a remote reader lost during the call may leave others with the message."""
+        deadline = None if timeout is None else time.monotonic() + timeout
+        frames = encode(message)
+        with self._take_turn(timeout):
+            if self._remote is not None:
+                self._remote.reserve(frames.total, deadline)
+            if self._ring is not None:
+                self._ring.put(frames, deadline)
+            if self._remote is not None:
+                self._remote.send(frames)
+
+    def cancel(self) -> None:
+        """From any thread: a waiting ``put`` or ``wait_ready`` and all later ones raise ``Closed``."""
+        self._cancelled = True
+        for end in (self._ring, self._remote):
+            if end is not None:
+                end.cancel()
+
+    def close(self) -> None:
+        """Idempotent. Readers get what was sent before, then ``Closed``."""
+        if os.getpid() != self._pid:
+            return
+        self.cancel()
+        with self._turn:
+            self._closed = True
+            self._finalizer()
+
+    def _take_turn(self, timeout: float | None) -> _Turn:
+        if not self._turn.acquire(timeout=-1 if timeout is None else min(max(0.0, timeout), threading.TIMEOUT_MAX)):
+            raise TimeoutError(f"another thread was writing for {timeout} s")
+        if self._closed or self._cancelled or os.getpid() != self._pid:
+            self._turn.release()
+            if os.getpid() != self._pid:
+                raise Closed(f"the writer belongs to process {self._pid}")
+            raise Closed(f"the writer was {'closed' if self._closed else 'cancelled'}")
+        return _Turn(self._turn)
+
+
+class _Turn:
+    """Releases a lock that was taken before."""
+
+    __slots__ = ("_lock",)
+
+    def __init__(self, lock: Any) -> None:
+        self._lock = lock
+
+    def __enter__(self) -> None: ...
+
+    def __exit__(self, *_: object) -> None:
+        self._lock.release()
+
+
+def _leave(ring: RingWriter | None, remote: RemoteWriter | None, pid: int) -> None:
+    """Also runs when a writer is forgotten, or the interpreter ends; in a forked child it leaves the parent's alone."""
+    if os.getpid() != pid:
+        return
+    if ring is not None:
+        ring.close()
+    if remote is not None:
+        remote.close()

@@ -1,0 +1,85 @@
+"""What the processes of an engine are told when they start. Plain data, handed over in memory files."""
+
+from __future__ import annotations
+
+import os
+import pickle
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from pegboard_executor_mp.queue import Handle
+
+
+@dataclass(frozen=True)
+class StartPlan:
+    """For the supervisor and for a rank that starts in an interpreter of its own."""
+
+    parent: int
+    """Pid of the process that holds the engine."""
+    sys_path: Sequence[str]
+    pythonpath: str | None
+    """The environment variable as the ranks are to see it."""
+    preload: Sequence[str]
+    spawn: bool
+    hello: Sequence[int]
+    """File descriptors, one per rank: where it says that it is ready, or why not."""
+    boot: int
+    """File descriptor of what ``Boot`` holds."""
+    cores: Sequence[frozenset[int]] | None
+    rendezvous: str
+    segment: str
+    """The queue of requests."""
+    grace: float
+    """Seconds that ranks get to end by themselves when the parent has ended without a word."""
+
+    def enter(self) -> None:
+        """Import from where the parent does. Until then ``environment`` has served."""
+        sys.path[:] = self.sys_path
+        if self.pythonpath is None:
+            os.environ.pop("PYTHONPATH", None)
+        else:
+            os.environ["PYTHONPATH"] = self.pythonpath
+
+
+def environment(sys_path: Sequence[str]) -> Mapping[str, str]:
+    """For a new interpreter that shall find what this one finds."""
+    return {**os.environ, "PYTHONPATH": os.pathsep.join(sys_path)}
+
+
+@dataclass(frozen=True)
+class Boot:
+    """For the ranks. ``composition`` is pickled: loading it imports plugins, which a rank does when its log works."""
+
+    composition: bytes
+    worlds: Sequence[Any]
+    handles: Sequence[Handle]
+    log_levels: dict[str, int]
+    chunk_bytes: int
+    num_chunks: int
+
+
+@dataclass(frozen=True)
+class Hello:
+    """What a rank says first: where its replies come from or, as the arguments of a ``WorkerError``, why there will be none."""
+
+    replies: Handle | None = None
+    error: tuple[Any, ...] = ()
+
+
+def memory_file(content: Any) -> int:
+    """A file descriptor from which ``load`` gets ``content`` in any process that has it, any number of times."""
+    fd = os.memfd_create("pegboard-mp")
+    data = memoryview(pickle.dumps(content, pickle.HIGHEST_PROTOCOL))
+    while data:
+        data = data[os.write(fd, data) :]
+    return fd
+
+
+def load(fd: int) -> Any:
+    """Does not move the file's position, which processes share."""
+    size, parts = os.fstat(fd).st_size, []
+    while (at := sum(map(len, parts))) < size:
+        parts.append(os.pread(fd, size - at, at))
+    return pickle.loads(b"".join(parts))
