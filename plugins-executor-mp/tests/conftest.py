@@ -1,43 +1,70 @@
-"""Executors of this package on a model without weights, so that no process needs torch."""
+"""Executors of this package whose workers have no model, so that no process needs torch."""
 
 from __future__ import annotations
 
+import os
+import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
+import psutil
 import pytest
 
 from pegboard.config import EngineConfig
 from pegboard.plugins import Composition, PluginHost, compose
-from pegboard.testing.scripted_model import ScriptedPlugin
+from pegboard.testing.ranked_model import RankedPlugin
 from pegboard_executor_mp.executor import MultiprocExecutor
 
 RPC_WORKER = "pegboard.testing.rpc_worker:RpcWorker"
+SOON = 10.0
+
+ComposeMp = Callable[..., Composition]
 MakeExecutor = Callable[..., MultiprocExecutor]
 
 
-def composition(ranks: int = 2, *, options: dict[str, Any] | None = None, plugin: object = None, **executor: Any) -> Composition:
-    settings = {"name": "mp", "worker": RPC_WORKER, "tensor_parallel_size": ranks, **executor}
-    config = EngineConfig(model="scripted", executor=settings, plugins={"executor_mp": {"preload": [], **(options or {})}})
-    return compose(config, PluginHost.load(config.plugins, extra={"scripted": plugin or ScriptedPlugin()}))
+@pytest.fixture
+def compose_mp() -> ComposeMp:
+    """``compose_mp(ranks, options={...}, plugins={name: object}, <fields of ExecutorConfig>)``"""
 
+    def make(
+        ranks: int = 2, *, options: dict[str, Any] | None = None, plugins: dict[str, object] | None = None, **executor: Any
+    ) -> Composition:
+        settings = {"name": "mp", "worker": RPC_WORKER, "tensor_parallel_size": ranks, **executor}
+        section = {"preload": [], **(options or {})}
+        config = EngineConfig(model="scripted", executor=settings, plugins={"executor_mp": section})  # type: ignore[arg-type]
+        return compose(config, PluginHost.load(config.plugins, extra={"ranked": RankedPlugin(), **(plugins or {})}))
 
-def make(ranks: int = 2, **more: Any) -> MultiprocExecutor:
-    parts = composition(ranks, **more)
-    executor = parts.create("executor")
-    assert isinstance(executor, MultiprocExecutor)
-    return executor
+    return make
 
 
 @pytest.fixture
-def make_executor() -> Iterator[MakeExecutor]:
-    """``make_executor(ranks, options=..., worker=...)``; shut down after the test."""
+def make_executor(compose_mp: ComposeMp) -> Iterator[MakeExecutor]:
+    """An executor of ``compose_mp``'s arguments; shut down after the test, and nothing may be left of it."""
     made: list[MultiprocExecutor] = []
+    before = psutil.Process().children(recursive=True)
+    pids: list[int] = [os.getpid()]
 
-    def make_one(*args: Any, **more: Any) -> MultiprocExecutor:
-        made.append(make(*args, **more))
-        return made[-1]
+    def make(*args: Any, **more: Any) -> MultiprocExecutor:
+        executor = compose_mp(*args, **more).create("executor")
+        assert isinstance(executor, MultiprocExecutor)
+        made.append(executor)
+        pids.extend(executor._fleet._monitor.pids.values())
+        return executor
 
-    yield make_one
+    yield make
     for executor in made:
         executor.shutdown()
+    made.clear()
+    nothing_left(pids, before)
+
+
+def nothing_left(pids: list[int], before: list[psutil.Process]) -> None:
+    def left() -> list[Any]:
+        names = tuple(f"pegboard-{kind}-{pid}-" for kind in ("mq", "mp") for pid in pids)
+        files = [name for name in os.listdir("/dev/shm") if name.startswith(names)]
+        return [*files, *(child for child in psutil.Process().children(recursive=True) if child not in before)]
+
+    end = time.monotonic() + SOON
+    while remains := left():
+        assert time.monotonic() < end, f"left over: {remains}"
+        time.sleep(0.01)

@@ -21,6 +21,7 @@ class MpConformance(ExecutorConformance):
         return executor
 
 
+@pytest.mark.slow
 class TestOneRank(MpConformance):
     pass
 
@@ -29,5 +30,6 @@ class TestTwoRanks(MpConformance):
     ranks = 2
 
 
+@pytest.mark.slow
 class TestThreeRanks(MpConformance):
     ranks = 3
