@@ -7,7 +7,7 @@ import os
 import subprocess
 import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -194,7 +194,7 @@ def test_what_ranks_print_and_log_reaches_stderr_with_their_number(
 
 
 @pytest.fixture
-def machine(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Callable[..., None]]:
+def machine(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[..., None]:
     """``machine(cores, threads)``: so many cores, each with so many hardware threads, numbered as Linux does it."""
 
     def set_up(number: int, threads: int, quota: int | None = None) -> None:
@@ -207,7 +207,7 @@ def machine(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Callabl
         monkeypatch.setattr(cores, "_quota", lambda: quota)
         monkeypatch.setattr(os, "sched_getaffinity", lambda pid: set(range(number * threads)))
 
-    yield set_up
+    return set_up
 
 
 def test_cores_are_shared_out_whole(machine: Callable[..., None]) -> None:

@@ -84,8 +84,6 @@ def test_a_script_without_main_guard_works(how: str, tmp_path: Path) -> None:
     lines = out.splitlines()
     assert lines[0] == "top level"
     assert len(eval(lines[1])) == 5
-    if how == "exec":  # functions of a namespace that is no module
-        assert lines[2:] == ["[('OwnWorker', 17), ('OwnWorker', 17)]"]
     assert lines[2:] == ["[('OwnWorker', 17), ('OwnWorker', 17)]"]
 
 

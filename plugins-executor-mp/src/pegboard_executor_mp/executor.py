@@ -24,8 +24,8 @@ HEALTH_SECONDS: Final = 60.0
 
 class MultiprocExecutor(Executor):
     """Invariants beside those of ``Executor``: calls run on the main thread of each rank's process, one after the other, in the
-    order in which they were made. The process of the engine imports no part that ranks alone need, its script is imported by none
-    of them.
+    order in which they were made. None of them imports the script that runs the engine, whose process imports no part that ranks
+    alone need.
 
     A call that overruns its time-out goes on in the ranks. The end of a rank's process is the end of the executor: the error
     names the rank and how it ended, and the other ranks are stopped. An object that is forgotten without ``shutdown`` stops its
@@ -66,12 +66,13 @@ class MultiprocExecutor(Executor):
         ranks: Ranks = ALL,
     ) -> Any:
         asked = self._asked(ranks)
-        named = isinstance(method, str)
-        packed, arguments = method if named else pack(method), pack((tuple(args), kwargs or {}))
+        name = method if isinstance(method, str) else getattr(method, "__qualname__", repr(method))
+        packed = method if isinstance(method, str) else pack(method)
+        arguments = pack((tuple(args), kwargs or {}))
         if not asked:
             return _completed([]) if non_block else []
         deadline = Deadline(timeout)
-        call = self._calls.begin(method if named else _name_of(method), asked, None)
+        call = self._calls.begin(name, asked, None)
         self._send(call, Request(call.id, packed, arguments, None if ranks == ALL else tuple(asked), None), deadline)
         return self._timed(call, deadline) if non_block else self._wait(call, deadline)
 
@@ -148,10 +149,6 @@ class MultiprocExecutor(Executor):
 
 def _late(call: Call, deadline: Deadline) -> TimeoutError:
     return TimeoutError(f"{call.name}: no answer from {call.waits_for()} within {deadline.seconds} s")
-
-
-def _name_of(function: Callable[..., Any]) -> str:
-    return getattr(function, "__qualname__", None) or repr(function)
 
 
 def _completed(result: Any) -> Future[Any]:

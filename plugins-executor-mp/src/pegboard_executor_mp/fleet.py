@@ -47,8 +47,9 @@ class Fleet:
         """Give the ranks no time to end by themselves: what they wait for may never come."""
         self._readers: list[Reader] = []
         self._threads: list[threading.Thread] = []
-        sizes = {"chunk_bytes": options.chunk_bytes, "num_chunks": options.num_chunks}
-        self.requests = MessageQueue.create(world.size, **sizes, setting=launch.SETTINGS)
+        self.requests = MessageQueue.create(
+            world.size, chunk_bytes=options.chunk_bytes, num_chunks=options.num_chunks, setting=launch.SETTINGS
+        )
         handles = [self.requests.handle(rank) for rank in range(world.size)]
         assert handles[0].segment is not None
         self._segment, self._rendezvous = handles[0].segment, traces.make_rendezvous()

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import io
 import pickle
+import sys
 from collections import ChainMap
 from typing import Any, Final
 
@@ -22,7 +23,8 @@ PROTOCOL: Final = 5
 def pack(value: Any) -> Packed:
     """Functions and classes that other processes cannot import (lambdas, local ones, those of a script) go by value. Raises
     whatever pickling raises."""
-    stream, buffers = io.BytesIO(), []
+    stream = io.BytesIO()
+    buffers: list[Any] = []
     _ByValue(stream, buffers).dump(value)
     return stream.getvalue(), tuple(buffers)
 
@@ -39,8 +41,9 @@ def unpack(packed: Packed) -> Any:
     return pickle.loads(data, buffers=buffers)
 
 
-class _ByValue(cloudpickle.Pickler):
+class _ByValue(cloudpickle.Pickler):  # type: ignore[misc]
     def __init__(self, stream: io.BytesIO, buffers: list[Any]) -> None:
         # read by the base's constructor; tensors then go as buffers, not through torch's own file format
-        self.dispatch_table = ChainMap(tensors.reducers() or {}, cloudpickle.Pickler.dispatch_table)
+        special = tensors.reducers() if "torch" in sys.modules else {}
+        self.dispatch_table = ChainMap(special, cloudpickle.Pickler.dispatch_table)
         super().__init__(stream, protocol=PROTOCOL, buffer_callback=buffers.append)

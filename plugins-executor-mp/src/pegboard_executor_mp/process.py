@@ -22,7 +22,7 @@ def set_title(name: str, title: str) -> None:
     """``name``: up to 15 characters, what ``top`` shows; ``title`` replaces the command line where setproctitle is installed."""
     _prctl(_PR_SET_NAME, ctypes.c_char_p(name.encode()[:15]))
     with contextlib.suppress(ImportError):
-        from setproctitle import setproctitle
+        from setproctitle import setproctitle  # type: ignore[import-not-found,unused-ignore]
 
         setproctitle(title)
 

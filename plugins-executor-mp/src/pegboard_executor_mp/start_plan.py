@@ -79,7 +79,7 @@ def memory_file(content: Any) -> int:
 
 def load(fd: int) -> Any:
     """Does not move the file's position, which processes share."""
-    size, parts = os.fstat(fd).st_size, []
-    while (at := sum(map(len, parts))) < size:
-        parts.append(os.pread(fd, size - at, at))
-    return pickle.loads(b"".join(parts))
+    size, data = os.fstat(fd).st_size, bytearray()
+    while len(data) < size:
+        data += os.pread(fd, size - len(data), len(data))
+    return pickle.loads(data)

@@ -34,6 +34,7 @@ _LOOK: Final = 1.0
 
 def main() -> None:
     control, plan = socket.socket(fileno=int(sys.argv[1])), load(int(sys.argv[2]))
+    signal.pthread_sigmask(signal.SIG_SETMASK, ())  # the thread that started us may have blocked some
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     process.set_title("pegboard-mp", "pegboard: supervisor of ranks")
     plan.enter()
@@ -172,8 +173,8 @@ class Supervisor:
     def _stop(self, grace: float) -> None:
         for fd in self._lines:
             os.close(fd)
-        for number, seconds in ((None, grace), (signal.SIGTERM, TERM_SECONDS), (signal.SIGKILL, KILL_SECONDS)):
-            for pid in self._ranks if number is not None else ():
+        for number, seconds in ((0, grace), (signal.SIGTERM, TERM_SECONDS), (signal.SIGKILL, KILL_SECONDS)):
+            for pid in self._ranks:  # they can be signalled until they are reaped
                 os.kill(pid, number)
             until = time.monotonic() + seconds
             while self._ranks and (left := until - time.monotonic()) > 0:

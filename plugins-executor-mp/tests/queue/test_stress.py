@@ -153,8 +153,18 @@ def test_fifty_thousand_messages() -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.skipif("PEGBOARD_LONG_TESTS" not in os.environ, reason="70 seconds of silence: set PEGBOARD_LONG_TESTS to hear them")
 def test_long_silence() -> None:
     send_all(100, 70.0, impatient_slow, failing, impatient)
+
+
+def test_on_one_core() -> None:
+    cores = os.sched_getaffinity(0)
+    os.sched_setaffinity(0, {min(cores)})  # which children inherit
+    try:
+        send_all(500, 0.1, failing, impatient)
+    finally:
+        os.sched_setaffinity(0, cores)
 
 
 def test_interrupted_reader_loses_nothing() -> None:

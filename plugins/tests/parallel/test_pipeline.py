@@ -11,7 +11,6 @@ from typing import Any
 import pytest
 
 from pegboard import LLM, SamplingParams
-from pegboard.plugins.parallel import stage_layers
 from pegboard.testing.checkpoints import make_checkpoint
 
 PROMPTS = [[5, 6, 7], [9] * 20, [11, 12] * 9, [100], [7, 8] * 25, [40, 41, 42]]
@@ -81,19 +80,6 @@ def test_answers_are_those_of_one_rank(
     assert f"(layers per stage: {', '.join(map(str, sizes))})" in caplog.text
     assert answers(llm) == wanted
     assert after_aborts(llm) == {str(i): wanted[i][:25] for i in (0, 4, 5)}
-
-
-def test_default_splits() -> None:
-    def sizes(num_layers: int, stages: int) -> list[int]:
-        found = stage_layers(num_layers, stages)
-        assert [i for layers in found for i in layers] == list(range(num_layers))
-        return [len(layers) for layers in found]
-
-    assert [sizes(5, n) for n in (1, 2, 3, 4, 5)] == [[5], [3, 2], [2, 2, 1], [2, 1, 1, 1], [1] * 5]
-    assert [sizes(10, n) for n in (2, 3, 4)] == [[5, 5], [4, 3, 3], [3, 3, 2, 2]]
-    assert stage_layers(0, 1) == [range(0)], "a model without layers runs on one rank"
-    with pytest.raises(ValueError, match="2 layers are not enough for 3 stages"):
-        stage_layers(2, 3)
 
 
 @pytest.mark.parametrize("architecture", ["Qwen2ForCausalLM", "Qwen3ForCausalLM", "MistralForCausalLM"])

@@ -13,10 +13,11 @@ import ctypes
 import io
 import pickle
 import struct
+import sys
 from typing import Any, Final
 
-from . import tensors
-from .contract import MessageError
+from pegboard_executor_mp.queue import tensors
+from pegboard_executor_mp.queue.contract import MessageError
 
 OUT_OF_BAND: Final = 16 << 10
 """Bytes. Below, a buffer's share of the table and of the calls costs more than two copies of it."""
@@ -54,14 +55,14 @@ def encode(message: Any) -> Frames:
         buffers.append(raw)
         return False
 
-    lifted = _lift(message, _LIFT_DEPTH)
-    special = tensors.reducers()
-    if special is None:
-        return Frames(pickle.dumps(lifted, 5, buffer_callback=take), buffers)
+    if type(message) is bytes or type(message) is tuple:
+        message = _lift(message, _LIFT_DEPTH)
+    if "torch" not in sys.modules:  # then no message holds a tensor
+        return Frames(pickle.dumps(message, 5, buffer_callback=take), buffers)
     stream = io.BytesIO()
     pickler = pickle.Pickler(stream, 5, buffer_callback=take)
-    pickler.dispatch_table = {**copyreg.dispatch_table, **special}
-    pickler.dump(lifted)
+    pickler.dispatch_table = {**copyreg.dispatch_table, **tensors.reducers()}
+    pickler.dump(message)
     return Frames(stream.getbuffer(), buffers)
 
 

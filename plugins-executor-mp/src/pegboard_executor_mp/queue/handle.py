@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Final
 
-from .contract import HandleRefused
+from pegboard_executor_mp.queue.contract import HandleRefused
 
 PROTOCOL: Final = 1
 """Of handles and of messages between hosts. A reader refuses another one."""

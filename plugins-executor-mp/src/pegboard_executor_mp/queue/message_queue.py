@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
 from typing import Final
 
-from .contract import Reader
-from .handle import Handle
-from .reader import LocalReader
-from .remote_writer import RemoteWriter
-from .ring import Ring
-from .ring_writer import RingWriter
-from .writer import QueueWriter
+from pegboard_executor_mp.queue.contract import Reader
+from pegboard_executor_mp.queue.handle import Handle
+from pegboard_executor_mp.queue.reader import LocalReader
+from pegboard_executor_mp.queue.remote_writer import RemoteWriter
+from pegboard_executor_mp.queue.ring import Ring
+from pegboard_executor_mp.queue.ring_writer import RingWriter
+from pegboard_executor_mp.queue.writer import QueueWriter
 
 CHUNK_BYTES: Final = 256 << 10
 NUM_CHUNKS: Final = 16
@@ -48,13 +49,17 @@ class MessageQueue:
                 raise ValueError(f"{name} is {value}, it must be at least {least}")
         if remote_readers and not host:
             raise ValueError("remote_readers needs host: an address of this machine that the readers can reach")
-        ring = Ring.create(num_readers, chunk_bytes, num_chunks, first_fragment, setting) if num_readers else None
-        remote = None
-        if remote_readers:
-            assert host is not None
-            remote = RemoteWriter(host, num_readers, remote_readers, num_chunks, num_chunks * chunk_bytes, peer_timeout)
-        ring_writer = None if ring is None else RingWriter(ring)
-        return QueueWriter(ring_writer, None if ring is None else ring.segment.name, num_readers, remote)
+        with contextlib.ExitStack() as undo:
+            ring = remote = None
+            segment = None
+            if num_readers:
+                shared = Ring.create(num_readers, chunk_bytes, num_chunks, first_fragment, setting)
+                undo.callback(shared.segment.unlink)
+                ring, segment = RingWriter(shared), shared.segment.name
+            if host and remote_readers:
+                remote = RemoteWriter(host, num_readers, remote_readers, num_chunks, num_chunks * chunk_bytes, peer_timeout)
+            undo.pop_all()
+        return QueueWriter(ring, segment, num_readers, remote)
 
 
 def attach(handle: Handle) -> Reader:
@@ -62,6 +67,6 @@ def attach(handle: Handle) -> Reader:
     handle.check()
     if handle.segment is not None:
         return LocalReader.attach(handle.segment, handle.reader)
-    from .remote_reader import RemoteReader
+    from pegboard_executor_mp.queue.remote_reader import RemoteReader
 
     return RemoteReader.attach(handle)

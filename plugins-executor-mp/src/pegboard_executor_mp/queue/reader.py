@@ -4,17 +4,18 @@ from __future__ import annotations
 
 import os
 import struct
+import threading
 import time
 import weakref
-from typing import Any, Final
+from typing import Any, Final, NoReturn
 
-from .contract import Closed, DeadWriter, HandleRefused, Reader
-from .frames import Assembly, Payload
-from .futex import Word, make_fence
-from .liveness import Watch
-from .rhythm import Rhythm
-from .ring import CHUNK_HEADER, CLOSED, JOINED, PUBLISHED, WANTED, WANTED_OF, WRITER_STATE, Ring
-from .segment import Segment
+from pegboard_executor_mp.queue.contract import Closed, DeadWriter, HandleRefused, Reader
+from pegboard_executor_mp.queue.frames import Assembly, Payload
+from pegboard_executor_mp.queue.futex import Word, make_fence, make_order, sleep_precisely
+from pegboard_executor_mp.queue.liveness import Watch
+from pegboard_executor_mp.queue.rhythm import Rhythm
+from pegboard_executor_mp.queue.ring import CHUNK_HEADER, CLOSED, JOINED, PUBLISHED, WANTED, WANTED_OF, WRITER_STATE, Ring
+from pegboard_executor_mp.queue.segment import Segment
 
 HEADER: Final = struct.Struct("<IIQQd")
 """After a chunk's sequence: flags, number of buffers, bytes in this chunk, bytes of the pickle, when it was published."""
@@ -45,8 +46,9 @@ class LocalReader(Reader):
         self.index = index
         self._ring = ring
         self._pid = os.getpid()
-        self._inside = False
+        self._inside = 0  # the thread that is in ``get``
         self._fence = make_fence()
+        self._order = make_order(self._fence)
         self._state: tuple[int, Payload | None] = (ring.cursors[index], None)
         """(number of the next fragment, what was received but not yet unpickled)"""
         self._cursor = ring.cursor_base + index
@@ -54,12 +56,13 @@ class LocalReader(Reader):
         self._published = Word(ring.word_address(PUBLISHED))
         self._my_cursor = Word(ring.word_address(self._cursor))
         self._rhythm = Rhythm()
+        self._precise = 0  # the thread whose sleeps are precise
+        self._heard = 0.0  # when the last message's first fragment was published
         self._watch = Watch()
         self._watch.add(0, ring.writer)
         self._assembly: Assembly | None = None
         self._waiting = False
-        self._cancelled = False
-        self._closed = False
+        self._unusable = ""
         self._finalizer = weakref.finalize(self, _leave, ring, index, self._my_cursor, self._watch, self._pid)
 
     @classmethod
@@ -82,9 +85,10 @@ class LocalReader(Reader):
         cannot be unpickled, which counts as read."""
         if self._inside:
             raise RuntimeError(f"reader {self.index} is in use by another thread")
-        self._inside = True
+        self._inside = threading.get_ident()
         try:
-            self._check_usable()
+            if self._unusable or os.getpid() != self._pid:
+                self._refuse()
             payload = self._receive(None if timeout is None else time.monotonic() + timeout)
             try:
                 message = payload.load()
@@ -94,13 +98,13 @@ class LocalReader(Reader):
             self._state = (self._state[0], None)
             return message
         finally:
-            self._inside = False
+            self._inside = 0
 
     def cancel(self) -> None:
         """From any thread: a waiting ``get`` and all later ones raise ``Closed``."""
-        self._cancelled = True
+        self._unusable = self._unusable or "cancelled"
         for _ in range(CANCEL_TRIES):
-            if not self._waiting or self._closed:
+            if not self._waiting or self._unusable == "closed":
                 return
             self._published.wake()  # it may be about to sleep: once more, until it has noticed
             time.sleep(0.0005)
@@ -111,29 +115,33 @@ class LocalReader(Reader):
             return
         self.cancel()
         while self._inside:
+            if self._inside == threading.get_ident():
+                return  # a signal's handler inside ``get``, which raises when it goes on; the end comes when this is forgotten
             time.sleep(0.001)
-        self._closed = True
+        self._unusable = "closed"
         self._finalizer()
 
     # -- receiving -----------------------------------------------------------------------------------------------------
 
-    def _check_usable(self) -> None:
-        if self._closed or self._cancelled:
-            raise Closed(f"reader {self.index} was {'closed' if self._closed else 'cancelled'}")
-        if os.getpid() != self._pid:
-            raise Closed(f"reader {self.index} belongs to process {self._pid}; attach to another handle in this one")
+    def _refuse(self) -> NoReturn:
+        if self._unusable:
+            raise Closed(f"reader {self.index} was {self._unusable}")
+        raise Closed(f"reader {self.index} belongs to process {self._pid}; attach to another handle in this one")
 
     def _receive(self, deadline: float | None) -> Payload:
         """The next payload, left in ``_state`` too until it has been unpickled."""
         ring = self._ring
+        data = ring.data
         number, payload = self._state
         if ring.words[self._cursor] != number:
             self._release(number)  # which an interrupt prevented
         while payload is None:
             at = ring.chunk(number)
-            self._await(at // 8, number + 1, deadline)
-            flags, num_buffers, size, pickle_bytes, published = HEADER.unpack_from(ring.data, at + 8)
-            body = ring.data[at + CHUNK_HEADER : at + CHUNK_HEADER + size]
+            if ring.words[at >> 3] != number + 1:
+                self._await(at, number + 1, deadline)
+            self._order()  # the look at the sequence before the reads of the chunk
+            flags, num_buffers, size, pickle_bytes, published = HEADER.unpack_from(data, at + 8)
+            body = data[at + CHUNK_HEADER : at + CHUNK_HEADER + size]
             if flags == WHOLE:
                 payload = Payload.copy(body, pickle_bytes, num_buffers)
             else:
@@ -143,19 +151,19 @@ class LocalReader(Reader):
                 self._assembly.add(number, body)
                 payload = self._assembly.finish() if flags & LAST else None
             body.release()
+            if flags & FIRST:
+                self._heard = published
             number += 1
             self._state = (number, payload)  # at once: an interrupt comes before or after
             self._release(number)
             if flags & LAST:
                 self._assembly = None
-            if flags & FIRST:
-                self._rhythm.heard(published)
         return payload
 
     def _release(self, number: int) -> None:
         """Let go of the chunks before fragment ``number``: all of them that matters has been copied."""
         words = self._ring.words
-        self._fence()  # the reads of the chunk before its release
+        self._order()  # the reads of the chunk before its release
         words[self._cursor] = number
         self._fence()  # the release before the look at who waits for it
         if words[WANTED_OF] == self.index and 0 < words[WANTED] <= number:
@@ -163,20 +171,20 @@ class LocalReader(Reader):
 
     # -- waiting -------------------------------------------------------------------------------------------------------
 
-    def _await(self, sequence: int, expected: int, deadline: float | None) -> None:
-        """Until word ``sequence`` holds ``expected``; afterwards the chunk is safe to read."""
-        if self._ring.words[sequence] != expected:
-            self._waiting = True
-            try:
-                if not self._spin_when_due(sequence, expected, deadline):
-                    self._sleep(sequence, expected, deadline)
-            finally:
-                self._waiting = False
-        self._fence()  # the look at the sequence before the reads of the chunk
+    def _await(self, at: int, expected: int, deadline: float | None) -> None:
+        """Until the sequence of the chunk at byte ``at`` is ``expected``."""
+        self._waiting = True
+        try:
+            if not self._spin_when_due(at >> 3, expected, deadline):
+                self._sleep(at >> 3, expected, deadline)
+        finally:
+            self._waiting = False
 
     def _spin_when_due(self, sequence: int, expected: int, deadline: float | None) -> bool:
         now = time.monotonic()
         rhythm = self._rhythm
+        if self._heard != rhythm.last:
+            rhythm.heard(self._heard)
         if self._assembly is not None:
             return rhythm.may_spin and self._spin(sequence, expected, now + _BETWEEN_FRAGMENTS)
         plan = rhythm.plan(now)
@@ -185,6 +193,9 @@ class LocalReader(Reader):
         start, end = plan
         if deadline is not None and start >= deadline:
             return False
+        if self._precise != self._inside:
+            sleep_precisely()
+            self._precise = self._inside
         if start - rhythm.late > now:
             if self._sleep_until(sequence, expected, start - rhythm.late):
                 return True
@@ -198,7 +209,7 @@ class LocalReader(Reader):
         words, clock, give_way = self._ring.words, time.monotonic, os.sched_yield
         while words[sequence] != expected:
             give_way()  # the writer may need this core
-            if clock() > end or self._cancelled:
+            if clock() > end or self._unusable:
                 return words[sequence] == expected
         return True
 
@@ -208,8 +219,8 @@ class LocalReader(Reader):
             recheck = now + RECHECK if deadline is None else min(now + RECHECK, deadline)
             if self._sleep_until(sequence, expected, recheck):
                 return
-            if self._cancelled:
-                self._check_usable()
+            if self._unusable:
+                self._refuse()
             self._check_writer(sequence, expected)
             if deadline is not None and time.monotonic() >= deadline:
                 raise TimeoutError("no message came in time")
@@ -222,7 +233,7 @@ class LocalReader(Reader):
             self._fence()  # the writer either sees this reader asleep, or this reader sees its fragment
             seen = words[PUBLISHED] & _LOW
             self._fence()
-            if words[sequence] != expected and words[WRITER_STATE] != CLOSED and not self._cancelled:
+            if words[sequence] != expected and words[WRITER_STATE] != CLOSED and not self._unusable:
                 self._published.wait(seen, until)
         finally:
             words[self._asleep] = 0

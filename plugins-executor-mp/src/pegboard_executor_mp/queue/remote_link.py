@@ -4,7 +4,7 @@ The writer binds a ZeroMQ ROUTER socket, each remote reader connects a DEALER. A
 of the kinds below. Nothing that a reader sends is ever unpickled, and all of it is small.
 
 * reader to writer: ``HELLO`` (protocol, index, token), ``ACK`` (how many messages have been read since the start), ``BYE``
-* writer to reader: ``WELCOME`` (window), ``REFUSED`` (why), ``MESSAGE`` (number, cut, parts...), ``PROBE``, ``END``
+* writer to reader: ``REFUSED`` (why), ``MESSAGE`` (number, cut, parts...), ``PROBE``, ``END``
 
 Back-pressure is credit: a writer has at most a window of messages and bytes under way to a reader, or one larger message alone.
 ZeroMQ's own thread sends heartbeats, so a process that computes for minutes is not taken for dead, and one that was killed or
@@ -37,9 +37,6 @@ GREETING: Final = struct.Struct("<II")
 """Protocol, index of the reader."""
 
 COUNT: Final = struct.Struct("<Q")
-WINDOW: Final = struct.Struct("<QQ")
-"""Messages, bytes."""
-
 CUT: Final = struct.Struct("<QQI")
 """Number of the message, bytes of the pickle, number of out-of-band buffers."""
 

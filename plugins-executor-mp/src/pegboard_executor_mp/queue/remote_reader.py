@@ -11,10 +11,10 @@ from typing import Any, Final
 
 import zmq
 
-from .contract import Closed, DeadWriter, HandleRefused, Reader
-from .frames import Payload, parse_table
-from .handle import PROTOCOL, Handle
-from .remote_link import ACK, BYE, COUNT, CUT, END, GREETING, HELLO, MESSAGE, REFUSED, WELCOME, WINDOW, Link
+from pegboard_executor_mp.queue.contract import Closed, DeadWriter, HandleRefused, Reader
+from pegboard_executor_mp.queue.frames import Payload, parse_table
+from pegboard_executor_mp.queue.handle import PROTOCOL, Handle
+from pegboard_executor_mp.queue.remote_link import ACK, BYE, COUNT, CUT, END, GREETING, HELLO, MESSAGE, REFUSED, Link
 
 _RECHECK: Final = 1.0
 _NEVER_MS: Final = 2**31 - 1
@@ -34,9 +34,6 @@ class RemoteReader(Reader):
         self._over: Exception | None = None
         """Why nothing more will come."""
         self._read = 0
-        self._acknowledged = 0
-        self._bytes_since = 0
-        self._window = (1, 1)
         self._closed = False
         self._finalizer = weakref.finalize(self, _leave, link, self._pid)
 
@@ -68,15 +65,16 @@ class RemoteReader(Reader):
         self._inside = True
         try:
             self._check_usable()
-            self._acknowledge_in_time()
             deadline = None if timeout is None else time.monotonic() + timeout
             while self._held is None:
                 self._receive(deadline)
             try:
                 message = self._held.load()
             except Exception:
+                self._acknowledge()
                 self._held, self._read = None, self._read + 1
                 raise
+            self._acknowledge()
             self._held, self._read = None, self._read + 1
             return message
         finally:
@@ -114,7 +112,6 @@ class RemoteReader(Reader):
             if lost:
                 self._over = DeadWriter("the connection to the writer is lost")
                 return
-            self._acknowledge()
             now = time.monotonic()
             if deadline is not None and now >= deadline:
                 raise TimeoutError("no message came in time")
@@ -125,8 +122,6 @@ class RemoteReader(Reader):
         kind = parts[0].bytes
         if kind == MESSAGE:
             self._held = self._payload(parts[1:])
-        elif kind == WELCOME:
-            self._window = WINDOW.unpack(parts[-1].buffer)
         elif kind == REFUSED:
             self._over = HandleRefused(parts[1].bytes.decode())
         elif kind == END:
@@ -154,22 +149,12 @@ class RemoteReader(Reader):
         except (struct.error, ValueError, IndexError) as error:
             self._over = DeadWriter(f"the writer's messages are out of order: {error}")
             raise self._over from error
-        self._bytes_since += sum(len(part) for part in parts[1:])
         return Payload(parts[2 if num_buffers else 1].buffer, buffers)
 
-    def _acknowledge_in_time(self) -> None:
-        """Not after each message, but before the writer runs out of credit."""
-        messages, size = self._window
-        if 4 * (self._read - self._acknowledged) >= messages or 4 * self._bytes_since >= size:
-            self._acknowledge()
-
     def _acknowledge(self) -> None:
-        """Tell the writer what has been read."""
-        if self._acknowledged == self._read:
-            return
-        self._acknowledged, self._bytes_since = self._read, 0
+        """Give the writer credit for the message that is about to be returned."""
         with contextlib.suppress(zmq.Again):  # nobody is there any more
-            self._link.socket.send_multipart([ACK, COUNT.pack(self._read)], zmq.NOBLOCK)
+            self._link.socket.send_multipart([ACK, COUNT.pack(self._read + 1)], zmq.NOBLOCK)
 
 
 def _leave(link: Link, pid: int) -> None:

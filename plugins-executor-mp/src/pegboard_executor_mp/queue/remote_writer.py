@@ -9,9 +9,9 @@ from collections import deque
 from collections.abc import Iterator
 from typing import Any, Final
 
-from .contract import Closed, DeadReader
-from .frames import Frames
-from .handle import PROTOCOL
+from pegboard_executor_mp.queue.contract import Closed, DeadReader
+from pegboard_executor_mp.queue.frames import Frames
+from pegboard_executor_mp.queue.handle import PROTOCOL
 
 _RECHECK: Final = 0.25
 
@@ -37,7 +37,7 @@ class RemoteWriter:
         """``first``: index of the first remote reader. Raises ``OSError`` when ``host`` is no address of this machine."""
         import zmq
 
-        from .remote_link import Link
+        from pegboard_executor_mp.queue.remote_link import Link
 
         address = _resolve(host)
         self._link = Link(zmq.ROUTER, peer_timeout, ipv6=":" in address, small_only=True)
@@ -76,7 +76,7 @@ class RemoteWriter:
 
     def send(self, frames: Frames) -> None:
         """To all readers, after ``reserve``. Copies: the message may change afterwards. Raises ``DeadReader``."""
-        from .remote_link import CUT, MESSAGE
+        from pegboard_executor_mp.queue.remote_link import CUT, MESSAGE
 
         parts = [_frozen(part) for part in frames.parts]
         message = [MESSAGE, CUT.pack(self._sent, frames.pickle_bytes, frames.num_buffers), *parts]
@@ -94,7 +94,7 @@ class RemoteWriter:
         self._link.cancel()
 
     def close(self) -> None:
-        from .remote_link import END
+        from pegboard_executor_mp.queue.remote_link import END
 
         for reader, peer in self._peers.items():
             if peer.identity is not None and peer.gone is None:
@@ -105,7 +105,7 @@ class RemoteWriter:
 
     def _serve(self) -> None:
         """Act on all that has arrived. Raises ``DeadReader``."""
-        from .remote_link import ACK, BYE, COUNT, HELLO, PROBE
+        from pegboard_executor_mp.queue.remote_link import ACK, BYE, COUNT, HELLO, PROBE
 
         for identity, kind, *body in self._arrived():
             reader = self._by_identity.get(identity)
@@ -141,7 +141,7 @@ class RemoteWriter:
 
     def _greet(self, identity: bytes, known_as: int | None, body: list[bytes]) -> None:
         """Who says hello is a reader of this queue, or learns why not."""
-        from .remote_link import GREETING, REFUSED, WELCOME, WINDOW
+        from pegboard_executor_mp.queue.remote_link import GREETING, REFUSED
 
         protocol = reader = -1
         if len(body) == 2 and len(body[0]) == GREETING.size:
@@ -159,7 +159,6 @@ class RemoteWriter:
             return
         peer.identity = identity
         self._by_identity[identity] = reader
-        self._send(reader, [WELCOME, WINDOW.pack(*self._window)])
         for message in peer.outbox:
             self._send(reader, message)
         peer.outbox.clear()

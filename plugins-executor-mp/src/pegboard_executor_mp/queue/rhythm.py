@@ -14,7 +14,7 @@ import os
 from collections import deque
 from typing import Final
 
-SHARE: Final = 0.015
+SHARE: Final = 0.018
 """Of the time that goes by, how much may be spent spinning."""
 
 CAP: Final = 200e-6
@@ -35,11 +35,11 @@ _GAPS: Final = 15
 class Rhythm:
     """All times are seconds of ``time.monotonic()``, which all processes of a machine share."""
 
-    __slots__ = ("_allowance", "_beat", "_gaps", "_last", "_late", "_paid_at", "_spread", "may_spin")
+    __slots__ = ("_allowance", "_beat", "_gaps", "_late", "_paid_at", "_spread", "last", "may_spin")
 
     def __init__(self) -> None:
         self.may_spin = cores() > 1
-        self._last = 0.0  # when the last message was published
+        self.last = 0.0  # when the last message was published
         self._gaps: deque[float] = deque(maxlen=_GAPS)
         self._beat = 0.0  # median of the last gaps between messages: one late message does not move it
         self._spread = math.inf  # between their quartiles
@@ -50,8 +50,8 @@ class Rhythm:
     def heard(self, published: float) -> None:
         """A message came that was published then."""
         gaps = self._gaps
-        gaps.append(published - self._last)
-        self._last = published
+        gaps.append(published - self.last)
+        self.last = published
         if len(gaps) == _GAPS:
             ordered = sorted(gaps)
             self._beat = ordered[_GAPS // 2]
@@ -63,11 +63,11 @@ class Rhythm:
             return None
         self._allowance = min(CAP, self._allowance + (now - self._paid_at) * SHARE)
         self._paid_at = now
-        due = self._last + self._beat
+        due = self.last + self._beat
         early = _LEAD + self._spread
-        if due + self._spread < now or 2 * early > self._allowance:
+        if due + self._spread < now or early > self._allowance:
             return None
-        start = max(now, due - max(early, self._allowance / 2))  # at a steady beat this spends what is earned
+        start = max(now, due - max(early, self._allowance / 4))  # what is left over buys certainty
         return start, start + self._allowance
 
     def got_up(self, planned: float, now: float) -> None:

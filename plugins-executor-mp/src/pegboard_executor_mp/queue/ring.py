@@ -18,9 +18,9 @@ from __future__ import annotations
 import contextlib
 from typing import Final
 
-from .contract import Closed, HandleRefused
-from .liveness import Process, pid_namespace
-from .segment import Segment
+from pegboard_executor_mp.queue.contract import Closed, HandleRefused
+from pegboard_executor_mp.queue.liveness import Process, pid_namespace
+from pegboard_executor_mp.queue.segment import Segment
 
 MAGIC: Final = int.from_bytes(b"pegbmsgq", "little")
 LAYOUT: Final = 1

@@ -4,15 +4,26 @@ from __future__ import annotations
 
 import os
 import time
-from typing import Final
+from typing import Any, Final
 
-from .contract import Closed, DeadReader
-from .frames import Frames
-from .futex import Word, make_fence
-from .liveness import Watch
-from .reader import CANCEL_TRIES, FIRST, HEADER, LAST, RECHECK, WHOLE
-from .rhythm import cores
-from .ring import ABSENT, ATTACHED, CHUNK_HEADER, CLOSED, JOINED, PUBLISHED, WANTED, WANTED_OF, WRITER_STATE, Ring
+from pegboard_executor_mp.queue.contract import Closed, DeadReader
+from pegboard_executor_mp.queue.frames import Frames
+from pegboard_executor_mp.queue.futex import Word, make_fence, make_order
+from pegboard_executor_mp.queue.liveness import Watch
+from pegboard_executor_mp.queue.reader import CANCEL_TRIES, FIRST, HEADER, LAST, RECHECK, WHOLE
+from pegboard_executor_mp.queue.rhythm import cores
+from pegboard_executor_mp.queue.ring import (
+    ABSENT,
+    ATTACHED,
+    CHUNK_HEADER,
+    CLOSED,
+    JOINED,
+    PUBLISHED,
+    WANTED,
+    WANTED_OF,
+    WRITER_STATE,
+    Ring,
+)
 
 _LOW: Final = 0xFFFFFFFF
 _SPIN_FOR_ROOM: Final = 30e-6
@@ -25,6 +36,7 @@ class RingWriter:
     def __init__(self, ring: Ring) -> None:
         self._ring = ring
         self._fence = make_fence()
+        self._order = make_order(self._fence)
         self._published = Word(ring.word_address(PUBLISHED))
         self._joined = Word(ring.word_address(JOINED))
         self._cursors = [Word(ring.word_address(ring.cursor_base + i)) for i in range(ring.readers)]
@@ -32,7 +44,7 @@ class RingWriter:
         self._free_until = ring.first + ring.chunks
         self._watch = Watch()
         self._watched: set[int] = set()
-        self._looked_at = 0.0
+        self._look_again = 0.0
         self._ready = False
         self._waiting: Word | None = None
         self._may_spin = cores() > 1
@@ -46,22 +58,22 @@ class RingWriter:
 
     def put(self, frames: Frames, deadline: float | None) -> None:
         """All readers get the frames, or, if it raises, none does."""
-        if self._ring.words[self._ring.chunk(self._next) // 8] == self._next + 1:
-            self._announce()  # which an interrupt prevented
-        now = time.monotonic()
-        if now - self._looked_at > RECHECK or not self._ready:
+        ring, number = self._ring, self._next
+        at = ring.chunk(number)
+        if ring.words[at >> 3] == number + 1:
+            self._announce(number)  # which an interrupt prevented
+            number += 1
+            at = ring.chunk(number)
+        if (now := time.monotonic()) >= self._look_again:
             self._look_for_readers()
             self._raise_if_reader_gone()
-            self._looked_at = now
-        elif max(self._ring.states) == CLOSED:
-            self._raise_if_reader_gone()
-        if frames.total <= self._ring.chunk_bytes:
-            self._make_room(1, deadline)
-            at = self._ring.chunk(self._next)
-            self._fill(at, frames.parts)
-            self._publish(at, WHOLE, frames, frames.total)
-        else:
+            self._look_again = now + RECHECK if self._ready else 0.0
+        if frames.total > ring.chunk_bytes:
             self._put_in_fragments(frames, deadline)
+            return
+        if number >= self._free_until:
+            self._make_room(1, deadline)
+        self._publish(number, at, WHOLE, frames.parts, frames, frames.total)
 
     def cancel(self) -> None:
         self.cancelled = True
@@ -90,45 +102,39 @@ class RingWriter:
         left, flags = frames.total, FIRST
         cut = _Cutter(frames.parts)
         while left:
-            fragments_left = -(-left // ring.chunk_bytes)
-            self._make_room(min(fragments_left, max(1, ring.chunks // 2)), deadline)
+            if self._next >= self._free_until:
+                fragments_left = -(-left // ring.chunk_bytes)
+                self._make_room(min(fragments_left, max(1, ring.chunks // 2)), deadline)
             size = min(left, ring.chunk_bytes)
             left -= size
-            at = ring.chunk(self._next)
-            self._fill(at, cut.take(size))
-            self._publish(at, flags | (0 if left else LAST), frames, size)
+            self._publish(self._next, ring.chunk(self._next), flags | (0 if left else LAST), cut.take(size), frames, size)
             flags = 0
 
-    def _fill(self, at: int, parts: list[memoryview]) -> None:
-        data = self._ring.data
-        at += CHUNK_HEADER
+    def _publish(self, number: int, at: int, flags: int, parts: list[Any], frames: Frames, size: int) -> None:
+        """Fill the chunk at byte ``at`` with ``parts``, ``size`` bytes, as fragment ``number``."""
+        data, end = self._ring.data, at + CHUNK_HEADER
         for part in parts:
-            data[at : (at := at + len(part))] = part
+            start, end = end, end + len(part)
+            data[start:end] = part
+        HEADER.pack_into(data, at + 8, flags, frames.num_buffers, size, frames.pickle_bytes, time.monotonic())
+        self._order()  # the contents before the sequence that declares them
+        self._ring.words[at >> 3] = number + 1
+        self._announce(number)
 
-    def _publish(self, at: int, flags: int, frames: Frames, size: int) -> None:
+    def _announce(self, number: int) -> None:
+        """Tell readers of fragment ``number``, whose sequence has been stored."""
         ring = self._ring
-        words = ring.words
-        HEADER.pack_into(ring.data, at + 8, flags, frames.num_buffers, size, frames.pickle_bytes, time.monotonic())
-        self._fence()  # the contents before the sequence that declares them
-        words[at // 8] = self._next + 1
-        self._announce()
-
-    def _announce(self) -> None:
-        """Tell readers of the chunk whose sequence was stored last."""
-        words = self._ring.words
-        self._next += 1
-        self._fence()  # the sequence before the word that sleepers sleep on
-        words[PUBLISHED] = self._next
+        self._next = number + 1
+        self._order()  # the sequence before the word that sleepers sleep on
+        ring.words[PUBLISHED] = number + 1
         self._fence()  # all of it before the look at who sleeps
-        if max(self._ring.asleep):
+        if max(ring.asleep):
             self._published.wake()
 
     # -- waiting -------------------------------------------------------------------------------------------------------
 
     def _make_room(self, chunks: int, deadline: float | None) -> None:
         """Until ``chunks`` chunks from ``_next`` on are free."""
-        if self._next + 1 <= self._free_until:
-            return
         ring = self._ring
         wanted = self._next + chunks - ring.chunks
         spin_until = time.monotonic() + _SPIN_FOR_ROOM if self._may_spin else 0.0
@@ -146,7 +152,7 @@ class RingWriter:
             self._look_for_readers()
             self._raise_if_reader_gone()
         self._free_until = slowest + ring.chunks
-        self._fence()  # the look at the cursors before the writes into what they freed
+        self._order()  # the look at the cursors before the writes into what they freed
 
     def _sleep(self, word: Word, index: int, deadline: float | None, what: str, enough: int | None = None) -> None:
         """On word ``index`` of the ring, unless it has reached ``enough``."""

@@ -16,7 +16,7 @@ import os
 import secrets
 from collections.abc import Iterator
 
-from .contract import Closed, NoSharedMemory
+from pegboard_executor_mp.queue.contract import Closed, NoSharedMemory
 
 DIRECTORY = "/dev/shm"
 PREFIX = "pegboard-mq-"

@@ -11,11 +11,10 @@ import sys
 from typing import Any
 
 
-def reducers() -> dict[type, Any] | None:
-    """Entries for a pickler's ``dispatch_table``; None where torch is not loaded, so no message can hold a tensor."""
-    torch = sys.modules.get("torch")
-    tensor = getattr(torch, "Tensor", None)
-    return None if tensor is None else {tensor: _reduce}
+def reducers() -> dict[type, Any]:
+    """Entries for a pickler's ``dispatch_table``."""
+    tensor = getattr(sys.modules["torch"], "Tensor", None)  # None while torch is being imported
+    return {} if tensor is None else {tensor: _reduce}
 
 
 def _reduce(tensor: Any) -> Any:

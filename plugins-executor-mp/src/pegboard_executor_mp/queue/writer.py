@@ -8,11 +8,11 @@ import time
 import weakref
 from typing import Any
 
-from .contract import Closed, Writer
-from .frames import encode
-from .handle import Handle
-from .remote_writer import RemoteWriter
-from .ring_writer import RingWriter
+from pegboard_executor_mp.queue.contract import Closed, Writer
+from pegboard_executor_mp.queue.frames import encode
+from pegboard_executor_mp.queue.handle import Handle
+from pegboard_executor_mp.queue.remote_writer import RemoteWriter
+from pegboard_executor_mp.queue.ring_writer import RingWriter
 
 
 class QueueWriter(Writer):
@@ -25,8 +25,7 @@ class QueueWriter(Writer):
         self._remote = remote
         self._pid = os.getpid()
         self._turn = threading.RLock()  # an interrupt just after taking it does not lock its thread out
-        self._cancelled = False
-        self._closed = False
+        self._unusable = ""
         self._finalizer = weakref.finalize(self, _leave, ring, remote, self._pid)
 
     def handle(self, reader: int = 0) -> Handle:
@@ -41,30 +40,35 @@ class QueueWriter(Writer):
 
     def wait_ready(self, timeout: float | None = None) -> None:
         """Until all readers have attached. Raises ``TimeoutError``, ``Closed``."""
-        deadline = None if timeout is None else time.monotonic() + timeout
-        with self._take_turn(timeout):
+        deadline = self._take_turn(timeout)
+        try:
             if self._ring is not None:
                 self._ring.wait_ready(deadline)
             if self._remote is not None:
                 self._remote.wait_ready(deadline)
+        finally:
+            self._turn.release()
 
     def put(self, message: Any, timeout: float | None = None) -> None:
         """Every reader gets ``message``, or none does: raises what pickling it raises, ``TimeoutError`` when a slow reader
         leaves no room in time, ``DeadReader`` when a reader is gone, ``Closed`` when this end was closed or cancelled. Only
         a remote reader lost during the call may leave others with the message."""
-        deadline = None if timeout is None else time.monotonic() + timeout
         frames = encode(message)
-        with self._take_turn(timeout):
-            if self._remote is not None:
-                self._remote.reserve(frames.total, deadline)
+        deadline = self._take_turn(timeout)
+        try:
+            if self._remote is None:
+                self._ring.put(frames, deadline)  # type: ignore[union-attr]
+                return
+            self._remote.reserve(frames.total, deadline)
             if self._ring is not None:
                 self._ring.put(frames, deadline)
-            if self._remote is not None:
-                self._remote.send(frames)
+            self._remote.send(frames)
+        finally:
+            self._turn.release()
 
     def cancel(self) -> None:
         """From any thread: a waiting ``put`` or ``wait_ready`` and all later ones raise ``Closed``."""
-        self._cancelled = True
+        self._unusable = self._unusable or "cancelled"
         for end in (self._ring, self._remote):
             if end is not None:
                 end.cancel()
@@ -75,32 +79,22 @@ class QueueWriter(Writer):
             return
         self.cancel()
         with self._turn:
-            self._closed = True
+            self._unusable = "closed"
             self._finalizer()
 
-    def _take_turn(self, timeout: float | None) -> _Turn:
-        if not self._turn.acquire(timeout=-1 if timeout is None else min(max(0.0, timeout), threading.TIMEOUT_MAX)):
-            raise TimeoutError(f"another thread was writing for {timeout} s")
-        if self._closed or self._cancelled or os.getpid() != self._pid:
+    def _take_turn(self, timeout: float | None) -> float | None:
+        """Hold the lock; the deadline. Raises ``TimeoutError``, ``Closed``."""
+        deadline = None
+        if timeout is None:
+            self._turn.acquire()
+        else:
+            deadline = time.monotonic() + timeout
+            if not self._turn.acquire(timeout=min(max(0.0, timeout), threading.TIMEOUT_MAX)):
+                raise TimeoutError(f"another thread was writing for {timeout} s")
+        if self._unusable or os.getpid() != self._pid:
             self._turn.release()
-            if os.getpid() != self._pid:
-                raise Closed(f"the writer belongs to process {self._pid}")
-            raise Closed(f"the writer was {'closed' if self._closed else 'cancelled'}")
-        return _Turn(self._turn)
-
-
-class _Turn:
-    """Releases a lock that was taken before."""
-
-    __slots__ = ("_lock",)
-
-    def __init__(self, lock: Any) -> None:
-        self._lock = lock
-
-    def __enter__(self) -> None: ...
-
-    def __exit__(self, *_: object) -> None:
-        self._lock.release()
+            raise Closed(f"the writer was {self._unusable}" if self._unusable else f"the writer belongs to process {self._pid}")
+        return deadline
 
 
 def _leave(ring: RingWriter | None, remote: RemoteWriter | None, pid: int) -> None:
