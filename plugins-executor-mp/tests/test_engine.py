@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import random
+import subprocess
+import sys
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -100,3 +102,14 @@ def test_requests_that_are_refused_leave_the_engine_alone(open_llm: OpenLLM) -> 
     with pytest.raises(RequestFailed):
         llm.generate({"prompt_token_ids": [5] * 5000})
     assert len(llm.generate("go on", SamplingParams(max_tokens=3, ignore_eos=True))[0].outputs[0].token_ids) == 3
+
+
+def test_the_engines_process_needs_no_torch(tiny: Path) -> None:
+    """Which takes a second to import, and a hundred megabytes."""
+    script = (
+        "import sys; from pegboard import LLM\n"
+        f"llm = LLM({str(tiny)!r}, executor='mp', kv_cache={{'num_blocks': 50}})\n"
+        "llm.generate('a prompt'); print('torch' in sys.modules)"
+    )
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=120, check=True)
+    assert done.stdout == "False\n"

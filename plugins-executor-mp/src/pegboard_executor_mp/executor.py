@@ -27,9 +27,10 @@ class MultiprocExecutor(Executor):
     order in which they were made. None of them imports the script that runs the engine, whose process imports no part that ranks
     alone need.
 
-    A call that overruns its time-out goes on in the ranks. The end of a rank's process is the end of the executor: the error
-    names the rank and how it ended, and the other ranks are stopped. An object that is forgotten without ``shutdown`` stops its
-    ranks when it is collected, at the latest when the interpreter ends.
+    A call that overruns its time-out goes on in the ranks. ``KeyboardInterrupt`` and ``SystemExit`` raised inside a call fail
+    that call. The end of a rank's process is the end of the executor: the error names the rank and how it ended, and the other
+    ranks are stopped. An object that is forgotten without ``shutdown`` stops its ranks when it is collected, at the latest when
+    the interpreter ends.
     """
 
     supports_pp: ClassVar[bool] = True

@@ -37,7 +37,8 @@ def die_with(parent: int) -> None:
 
 def _prctl(option: int, argument: Any) -> None:
     with contextlib.suppress(AttributeError, OSError):
-        ctypes.CDLL(None).prctl(option, argument, 0, 0, 0)
+        unused = ctypes.c_ulong(0)
+        ctypes.CDLL(None).prctl(option, argument, unused, unused, unused)
 
 
 def send_output_to_stderr(prefix: str) -> None:

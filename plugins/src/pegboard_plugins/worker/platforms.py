@@ -1,12 +1,17 @@
-"""Platforms: the processor, and NVIDIA devices."""
+"""Platforms: the processor, and NVIDIA devices. Which one there is can be told without torch, which only ranks need."""
 
 from __future__ import annotations
 
-import torch
+import ctypes
+import sys
+from typing import TYPE_CHECKING
 
 from pegboard.contracts.platform import Platform
 from pegboard_plugins.worker.memory import host_memory, resident
 from pegboard_plugins.worker.threads import usable_cores
+
+if TYPE_CHECKING:
+    import torch
 
 
 class CpuPlatform(Platform):
@@ -23,6 +28,8 @@ class CpuPlatform(Platform):
         return usable_cores()
 
     def set_device(self, local_rank: int, num_threads: int | None) -> torch.device:
+        import torch
+
         if num_threads is not None:
             torch.set_num_threads(num_threads)
         return torch.device("cpu")
@@ -52,12 +59,20 @@ class CudaPlatform(Platform):
 
     @classmethod
     def is_available(cls) -> bool:
+        if not _has_driver():
+            return False
+        import torch
+
         return torch.version.cuda is not None and torch.cuda.is_available()
 
     def device_count(self) -> int:
+        import torch
+
         return torch.cuda.device_count()
 
     def set_device(self, local_rank: int, num_threads: int | None) -> torch.device:
+        import torch
+
         count = self.device_count()
         if local_rank >= count:
             raise RuntimeError(
@@ -71,22 +86,41 @@ class CudaPlatform(Platform):
         return self._device
 
     def memory(self) -> tuple[int, int]:
+        import torch
+
         free, total = torch.cuda.mem_get_info(self._device)
         return total - free, total
 
     def preferred_dtype(self, stated: str | None) -> str:
         """As stated, but bfloat16 becomes float16 on devices without it (compute capability below 8)."""
+        import torch
+
         wanted = stated or "bfloat16"
         if wanted == "bfloat16" and torch.cuda.get_device_capability(self._device)[0] < 8:
             return "float16"
         return wanted
 
     def synchronize(self) -> None:
+        import torch
+
         torch.cuda.synchronize(self._device)
+
+
+def _has_driver() -> bool:
+    """Whether NVIDIA's driver is installed; loading its library opens no device."""
+    if sys.platform != "linux":
+        return True
+    try:
+        ctypes.CDLL("libcuda.so.1")
+    except OSError:
+        return False
+    return True
 
 
 def multiplies_bfloat16() -> bool:
     """Whether this processor has instructions for bfloat16 products; without them torch emulates, slower than float32."""
+    import torch
+
     for name in ("_is_amx_tile_supported", "_is_avx512_bf16_supported"):
         ask = getattr(torch.cpu, name, None)
         if ask is not None and ask():
