@@ -19,7 +19,7 @@ from typing import Any, Final
 from pegboard_executor_mp.queue import tensors
 from pegboard_executor_mp.queue.contract import MessageError
 
-OUT_OF_BAND: Final = 16 << 10
+OUT_OF_BAND: Final = 128 << 10
 """Bytes. Below, a buffer's share of the table and of the calls costs more than two copies of it."""
 
 _LIFT_DEPTH: Final = 3

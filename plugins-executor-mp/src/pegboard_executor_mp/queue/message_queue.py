@@ -13,7 +13,10 @@ from pegboard_executor_mp.queue.ring import Ring
 from pegboard_executor_mp.queue.ring_writer import RingWriter
 from pegboard_executor_mp.queue.writer import QueueWriter
 
-CHUNK_BYTES: Final = 256 << 10
+CHUNK_BYTES: Final = 260 << 10
+"""A message of a power of two bytes, its pickle included, fills whole chunks. Pieces of half a megabyte or more leave a core's
+cache on their way, smaller ones cost more calls."""
+
 NUM_CHUNKS: Final = 16
 
 

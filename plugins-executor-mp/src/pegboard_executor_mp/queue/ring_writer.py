@@ -96,18 +96,17 @@ class RingWriter:
     # -- filling chunks ------------------------------------------------------------------------------------------------
 
     def _put_in_fragments(self, frames: Frames, deadline: float | None) -> None:
-        """One chunk after the other, while readers copy out what is there: no message is too large for the ring. Given up
-        half-way, what was sent is dropped by the readers when the next message starts."""
-        ring = self._ring
-        left, flags = frames.total, FIRST
+        """No message is too large for the ring: readers copy a fragment out while the next is written. Given up half-way, what
+        was sent is dropped by the readers when the next message starts."""
+        ring, left, flags = self._ring, frames.total, FIRST
         cut = _Cutter(frames.parts)
         while left:
-            if self._next >= self._free_until:
-                fragments_left = -(-left // ring.chunk_bytes)
-                self._make_room(min(fragments_left, max(1, ring.chunks // 2)), deadline)
+            number = self._next
+            if number >= self._free_until:  # sleep till half the ring is free, so as not to wake for each chunk
+                self._make_room(min(-(-left // ring.chunk_bytes), max(1, ring.chunks // 2)), deadline)
             size = min(left, ring.chunk_bytes)
             left -= size
-            self._publish(self._next, ring.chunk(self._next), flags | (0 if left else LAST), cut.take(size), frames, size)
+            self._publish(number, ring.chunk(number), flags | (0 if left else LAST), cut.take(size), frames, size)
             flags = 0
 
     def _publish(self, number: int, at: int, flags: int, parts: list[Any], frames: Frames, size: int) -> None:

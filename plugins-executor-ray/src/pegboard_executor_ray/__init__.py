@@ -1,0 +1,1 @@
+"""Pegboard's Ray executors."""
