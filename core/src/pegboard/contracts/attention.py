@@ -14,6 +14,9 @@ API: Final = 1
 
 GraphSupport = Literal["never", "decode_only", "always"]
 
+KVScales = Literal["none", "tensor", "head"]
+"""What a layer's stored keys and values are multiplied with when they are read: nothing, a number, or a number per head."""
+
 
 @dataclass(frozen=True, slots=True)
 class AttentionQuery:
@@ -30,6 +33,7 @@ class AttentionQuery:
     logits_soft_cap: float | None = None
     alibi: bool = False
     sinks: bool = False
+    kv_scales: KVScales = "none"
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,6 +63,14 @@ class AttentionLayer:
     """Each token sees itself and the ``sliding_window - 1`` tokens before it."""
     logits_soft_cap: float | None = None
     """``cap * tanh(scores / cap)`` before the softmax."""
+    alibi_slopes: torch.Tensor | None = field(default=None, compare=False)
+    """[num_heads] float32: ``slope * (key position - query position)`` is added to the scores."""
+    sinks: torch.Tensor | None = field(default=None, compare=False)
+    """[num_heads] float32: the score of a key without a value that every query also sees."""
+    key_scale: float | torch.Tensor | None = field(default=None, compare=False)
+    """Stored keys are multiplied with it, and divided by it before they are stored: a number, or [num_kv_heads] float32."""
+    value_scale: float | torch.Tensor | None = field(default=None, compare=False)
+    """The same for values."""
 
 
 @dataclass(slots=True)
@@ -104,6 +116,13 @@ class AttentionBackend(abc.ABC):
     @abc.abstractmethod
     def kv_cache_shape(cls, num_blocks: int, block_size: int, num_kv_heads: int, head_size: int) -> tuple[int, ...]:
         """Shape of one layer's cache tensor. The first dimension is the block, so that a block can be copied by index."""
+
+    @classmethod
+    def move_blocks(cls, source: torch.Tensor, target: torch.Tensor, pairs: torch.Tensor) -> None:
+        """Copy whole blocks of one layer's cache; ``pairs`` [N, 2] int64, of ids in ``source`` and ids in ``target``. They may be
+        the same tensor (forks), or lie on device and host (swaps). Every source is read before any target is written."""
+        moved = source.index_select(0, pairs[:, 0].to(source.device))
+        target.index_copy_(0, pairs[:, 1].to(target.device), moved.to(target.device))
 
     @abc.abstractmethod
     def build_metadata(self, common: CommonAttentionMetadata) -> Any:

@@ -88,6 +88,7 @@ class TorchAttentionBackend(AttentionBackend):
             else f"{query.num_heads} heads do not divide into {query.num_kv_heads} key heads",
             "ALiBi is not supported" if query.alibi else None,
             "attention sinks are not supported" if query.sinks else None,
+            "scales of cached keys and values are not supported" if query.kv_scales != "none" else None,
         )
 
     @classmethod

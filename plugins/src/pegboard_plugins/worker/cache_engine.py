@@ -28,7 +28,7 @@ class CacheEngine:
         dtype: torch.dtype,
         device: torch.device,
     ) -> None:
-        self._shape = backend.kv_cache_shape
+        self._backend = backend
         self._kv_config, self._layers, self._dtype, self._device = kv_config, layers, dtype, device
         self.device_caches: dict[str, torch.Tensor] = {}
         self.host_caches: dict[str, torch.Tensor] = {}
@@ -60,16 +60,17 @@ class CacheEngine:
 
     def _pool(self, num_blocks: int, device: torch.device) -> dict[str, torch.Tensor]:
         block_size = self._kv_config.block_size
-        shapes = {layer.name: self._shape(num_blocks, block_size, layer.num_kv_heads, layer.head_size) for layer in self._layers}
+        shapes = {
+            layer.name: self._backend.kv_cache_shape(num_blocks, block_size, layer.num_kv_heads, layer.head_size)
+            for layer in self._layers
+        }
         pinned = device != self._device
         return {name: _zeros(shape, self._dtype, device, pinned) for name, shape in shapes.items()}
 
-    @staticmethod
-    def _move(source: Mapping[str, torch.Tensor], target: Mapping[str, torch.Tensor], pairs: Pairs) -> None:
-        begin, end = torch.tensor(pairs, dtype=torch.int64).T
+    def _move(self, source: Mapping[str, torch.Tensor], target: Mapping[str, torch.Tensor], pairs: Pairs) -> None:
+        ids = torch.tensor(pairs, dtype=torch.int64)
         for name, blocks in source.items():
-            moved = blocks.index_select(0, begin.to(blocks.device))
-            target[name].index_copy_(0, end.to(target[name].device), moved.to(target[name].device))
+            self._backend.move_blocks(blocks, target[name], ids)
 
 
 def _zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device, pinned: bool) -> torch.Tensor:
