@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import subprocess
 import time
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -48,7 +49,7 @@ def make_executor(compose_mp: ComposeMp) -> Iterator[MakeExecutor]:
         executor = compose_mp(*args, **more).create("executor")
         assert isinstance(executor, MultiprocExecutor)
         made.append(executor)
-        pids.extend(executor._fleet._monitor.pids.values())
+        pids.extend(executor._fleet._pids.values())
         return executor
 
     yield make
@@ -56,6 +57,20 @@ def make_executor(compose_mp: ComposeMp) -> Iterator[MakeExecutor]:
         executor.shutdown()
     made.clear()
     nothing_left(pids, before)
+
+
+@pytest.fixture
+def run_with_shm() -> Callable[..., subprocess.CompletedProcess[str]]:
+    """``run_with_shm(mebibytes, command)``: in a mount namespace whose ``/dev/shm`` has so much room."""
+
+    def run(mebibytes: int, command: list[str]) -> subprocess.CompletedProcess[str]:
+        mount = f'mount -t tmpfs -o size={mebibytes}m tmpfs /dev/shm && exec "$@"'
+        inside = ["unshare", "-rm", "sh", "-c", mount, "sh"]
+        if subprocess.run([*inside, "true"], capture_output=True, check=False).returncode:
+            pytest.skip("no mount namespaces here")
+        return subprocess.run([*inside, *command], capture_output=True, text=True, timeout=60, check=False)
+
+    return run
 
 
 def nothing_left(pids: list[int], before: list[psutil.Process]) -> None:

@@ -31,8 +31,8 @@ def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def open_llm(tiny: Path) -> Iterator[OpenLLM]:
     opened: list[LLM] = []
 
-    def open_(executor: str, **options: Any) -> LLM:
-        settings = {"name": executor, "num_threads": 1}
+    def open_(executor: str, ranks: int = 1, **options: Any) -> LLM:
+        settings = {"name": executor, "num_threads": 1, "tensor_parallel_size": ranks}
         opened.append(LLM(str(tiny), dtype="float32", executor=settings, kv_cache={"num_blocks": 200}, **options))
         return opened[-1]
 
@@ -70,31 +70,67 @@ def test_grammars_are_masked_in_the_rank(open_llm: OpenLLM) -> None:
     assert set(told[1]) <= {"yes, it is", "no"}
 
 
-def test_calls_from_a_thread_change_no_answer(open_llm: OpenLLM) -> None:
-    llm = open_llm("mp")
+@pytest.mark.parametrize(("executor", "ranks"), [("uniproc", 1), ("mp", 2)])
+def test_calls_from_a_thread_change_no_answer(executor: str, ranks: int, open_llm: OpenLLM) -> None:
+    llm = open_llm(executor, ranks)
     quiet, replies = answers(llm), []
-    executor = llm.engine.client.core.executor  # type: ignore[attr-defined]
+    core = llm.engine.client.core  # type: ignore[attr-defined]
 
     def call() -> None:
         for number in range(100):
-            replies.extend(executor.collective_rpc(lambda worker, x: x, (number,), timeout=60))
+            replies.append(core.executor.collective_rpc(lambda worker, x: x, (number,), timeout=60))
 
     thread = threading.Thread(target=call)
     thread.start()
     loud = answers(llm)
     thread.join(60)
     assert loud == quiet
-    assert replies == list(range(100))
+    assert replies == [[number] * ranks for number in range(100)]
 
 
 def test_long_prompts_and_large_parameters(open_llm: OpenLLM) -> None:
-    """A step whose plan is larger than the queue."""
-    options = {"plugins": {"executor_mp": {"chunk_bytes": 1024, "num_chunks": 2}}}
-    bias = {token: 0.001 * token for token in range(1000)}
-    params = SamplingParams(temperature=0, max_tokens=5, ignore_eos=True, logit_bias=bias)
-    prompts = [{"prompt_token_ids": [5 + number] * 500} for number in range(8)]
-    told = [open_llm(name, **more).generate(prompts, params) for name, more in (("uniproc", {}), ("mp", options))]
-    assert [output.outputs[0].token_ids for output in told[0]] == [output.outputs[0].token_ids for output in told[1]]
+    """A plan of a megabyte through a queue of two kilobytes."""
+    options = {"ranks": 2, "plugins": {"executor_mp": {"chunk_bytes": 1024, "num_chunks": 2}}}
+    rng = random.Random(0)
+    params = SamplingParams(
+        temperature=0,
+        max_tokens=5,
+        ignore_eos=True,
+        logit_bias={token: 0.001 * token for token in range(1000)},
+        bad_words=tuple("".join(rng.choices("abcdefgh ", k=150)) for _ in range(700)),
+        stop=("never said" * 100_000,),
+    )
+    prompts = [{"prompt_token_ids": [5 + number] * 505} for number in range(2)]
+    one, several = open_llm("uniproc"), open_llm("mp", **options)
+    told = [[output.outputs[0].token_ids for output in llm.generate(prompts, params)] for llm in (one, several)]
+    assert told[0] == told[1]
+    assert answers(several) == answers(one)
+
+
+@pytest.mark.parametrize(("executor", "ranks"), [("uniproc", 1), ("mp", 2)])
+def test_workers_can_sleep_as_soon_as_all_is_said(executor: str, ranks: int, open_llm: OpenLLM) -> None:
+    """They are told of the end of the last requests before."""
+    llm = open_llm(executor, ranks)
+    said = answers(llm)
+    llm.collective_rpc("sleep", (2,))
+    assert llm.collective_rpc(lambda worker: len(worker.runner.cache.device_caches)) == [0] * ranks
+    assert llm.reset_prefix_cache(), "what blocks held is lost"
+    llm.collective_rpc("wake_up", (None,))
+    assert answers(llm) == said
+
+
+def test_the_command_line_in_a_small_shared_memory(tiny: Path, run_with_shm: Callable[..., Any]) -> None:
+    """What other processes share in there beside the queues fits as well."""
+    command = [sys.executable, "-m", "pegboard.entrypoints.cli.main", "generate", str(tiny), "--raw", "-p", "go", "-n", "5"]
+    for setting in ("executor.name=mp", "executor.tensor_parallel_size=2", "executor.num_threads=1", "kv_cache.num_blocks=50"):
+        command += ["--set", setting]
+    done = run_with_shm(16, command)
+    assert (done.returncode, done.stdout.strip() != "") == (0, True), done.stderr
+    refused = run_with_shm(16, [*command, "--set", "plugins.executor_mp.num_chunks=40"])
+    assert (refused.returncode, refused.stdout) == (1, "")
+    assert "Traceback" not in refused.stderr
+    for part in ("with 40 chunks of ", "bytes of shared memory", "has 16777216 bytes free", "lower plugins.executor_mp."):
+        assert part in refused.stderr
 
 
 def test_requests_that_are_refused_leave_the_engine_alone(open_llm: OpenLLM) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import logging
 import os
 import subprocess
@@ -78,7 +79,7 @@ def test_too_little_shared_memory_is_one_error_before_anything_starts(
     with pytest.raises(EngineStartError) as caught:
         compose_mp(2).create("executor")
     text = str(caught.value)
-    assert "3 message queues (2 ranks, and one to all) with 16 chunks of 262144 bytes need 12638208 bytes" in text
+    assert "3 message queues (2 ranks, and one to all) with 16 chunks of 266240 bytes need 12834816 bytes" in text
     assert "/dev/shm has 5000000 bytes free" in text
     assert "lower plugins.executor_mp.chunk_bytes or plugins.executor_mp.num_chunks" in text
     assert psutil.Process().children(recursive=True) == before
@@ -91,28 +92,33 @@ import os, pegboard
 from pegboard.testing.ranked_model import RankedPlugin
 llm = pegboard.LLM("scripted", max_model_len=64, plugins={"ranked": RankedPlugin(), "executor_mp": {"preload": [], %s}},
     executor={"name": "mp", "worker": "pegboard.testing.fakes:RunnerWorker", "tensor_parallel_size": 2})
+options = llm.engine.composition.options("executor_mp")
 for _ in range(100):
-    data = os.urandom(100_000)
+    data = os.urandom(options.chunk_bytes)
     assert llm.collective_rpc(lambda worker, data: data, (data,)) == [data, data]
 print("all came back")
 """
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("options", ["", '"chunk_bytes": "100K"'])
-def test_a_small_shared_memory(options: str) -> None:
-    """For real: 8 MiB, in a mount namespace."""
-    command = 'mount -t tmpfs -o size=8m tmpfs /dev/shm && exec "$@"'
-    probe = subprocess.run(["unshare", "-rm", "sh", "-c", command, "sh", "true"], capture_output=True, check=False)
-    if probe.returncode:
-        pytest.skip("no mount namespaces here")
-    run = ["unshare", "-rm", "sh", "-c", command, "sh", sys.executable, "-c", SMALL % options]
-    done = subprocess.run(run, capture_output=True, text=True, timeout=60, check=False)
-    if options:
+@pytest.mark.parametrize(
+    ("mebibytes", "options", "works"),
+    [
+        (8, "", False),
+        (8, '"chunk_bytes": "100K"', True),  # of all three queues: else those of replies alone would take more
+        (16, "", True),
+        (16, '"num_chunks": 21', False),
+    ],
+)
+def test_a_small_shared_memory(mebibytes: int, options: str, works: bool, run_with_shm: Callable[..., Any]) -> None:
+    """Messages of a chunk's size, both ways."""
+    done = run_with_shm(mebibytes, [sys.executable, "-c", SMALL % options])
+    if works:
         assert (done.stdout, done.returncode) == ("all came back\n", 0), done.stderr
     else:
         assert done.returncode == 1
         assert "EngineStartError: 3 message queues (2 ranks, and one to all)" in done.stderr
+        assert f"has {mebibytes << 20} bytes free" in done.stderr
         assert done.stderr.count("Traceback") == 1
 
 
@@ -147,6 +153,53 @@ def test_modules_of_the_current_folder_shadow_nothing(
         (tmp_path / f"{module}.py").write_text("raise RuntimeError('shadowed')")
     monkeypatch.chdir(tmp_path)
     assert make_executor(2).collective_rpc(lambda worker: os.getcwd()) == [str(tmp_path)] * 2
+
+
+def test_entries_of_the_import_path_that_are_no_text(make_executor: MakeExecutor, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Python's own import passes over them."""
+    monkeypatch.setattr(sys, "path", [*sys.path, Path("/nowhere")])
+    executor = make_executor(1)
+    assert executor.collective_rpc(lambda worker: sys.path) == [[entry for entry in sys.path if isinstance(entry, str)]]
+
+
+CLOSED = """
+import os
+for fd in range(3):
+    os.close(fd)
+from pegboard import LLM
+from pegboard.testing.ranked_model import RankedPlugin
+llm = LLM("scripted", max_model_len=64, plugins={"ranked": RankedPlugin(), "executor_mp": {"preload": []}},
+    executor={"name": "mp", "worker": "pegboard.testing.fakes:RunnerWorker", "tensor_parallel_size": 2})
+found = llm.collective_rpc(lambda worker: [os.readlink(f"/proc/self/fd/{fd}") for fd in range(3)])
+os.fdopen(os.open(os.environ["TO"], os.O_WRONLY | os.O_CREAT), "w").write(repr(found))
+"""
+
+
+def test_closed_standard_descriptors_are_given_to_nobody(tmp_path: Path) -> None:
+    """As a daemon's may be: what a library prints would go into a queue or a socket."""
+    script = tmp_path / "script.py"
+    script.write_text(CLOSED)
+    said = tmp_path / "said"
+    done = subprocess.run([sys.executable, str(script)], env={**os.environ, "TO": str(said)}, timeout=60, check=False)
+    assert done.returncode == 0
+    assert eval(said.read_text()) == [["/dev/null"] * 3] * 2
+
+
+def test_too_few_descriptors_leave_none_open(compose_mp: ComposeMp, monkeypatch: pytest.MonkeyPatch) -> None:
+    pipe2, calls = os.pipe2, []
+
+    def refuse(flags: int) -> tuple[int, int]:
+        calls.append(flags)
+        if len(calls) == 3:
+            raise OSError(errno.EMFILE, "Too many open files")
+        return pipe2(flags)
+
+    composition = compose_mp(4)
+    before = psutil.Process().num_fds()
+    monkeypatch.setattr(os, "pipe2", refuse)
+    with pytest.raises(OSError, match="Too many open files"):
+        composition.create("executor")
+    assert psutil.Process().num_fds() == before
 
 
 def test_spawned_ranks(make_executor: MakeExecutor, monkeypatch: pytest.MonkeyPatch) -> None:

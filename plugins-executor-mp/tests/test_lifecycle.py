@@ -17,10 +17,12 @@ from typing import Any
 import psutil
 import pytest
 
+from pegboard.contracts.communicator import PeerLost
 from pegboard.contracts.executor import ExecutorFailed, WorkerError
 from pegboard.plugins import Composition, WorkerProvider, hookimpl
 from pegboard.testing.conformance.executor import PATIENCE
 from pegboard.testing.rpc_worker import RpcWorker
+from pegboard_executor_mp import fleet
 from pegboard_executor_mp.executor import MultiprocExecutor
 from pegboard_executor_mp.monitor import how_it_ended
 
@@ -72,6 +74,30 @@ class Hangs(RpcWorker):
     def __init__(self, config: Any, composition: Any, world: Any) -> None:
         time.sleep(600 if world.rank else 0)
         super().__init__(config, composition, world)
+
+
+def makes_something_else_of_sigterm(*_: Any) -> None:
+    """As code does that catches everything and raises an error of its own."""
+    try:
+        os.kill(os.getpid(), signal.SIGTERM)
+        time.sleep(600)
+    except BaseException as error:
+        raise ValueError("this plugin is broken") from error
+
+
+class EndedAsItIsMade(RpcWorker):
+    def __init__(self, config: Any, composition: Any, world: Any) -> None:
+        if world.rank == 1:
+            makes_something_else_of_sigterm()
+        super().__init__(config, composition, world)
+
+
+def test_sigterm_is_the_cause_whatever_becomes_of_it(make_executor: MakeExecutor) -> None:
+    told = r"worker rank 1 \(process \d+\) was ended by SIGTERM"
+    with pytest.raises(ExecutorFailed, match=told):
+        make_executor(2, worker="own", plugins=plugin_with(EndedAsItIsMade))
+    with pytest.raises(ExecutorFailed, match=told):
+        make_executor(2).collective_rpc(makes_something_else_of_sigterm, ranks=[1], timeout=PATIENCE)
 
 
 @pytest.mark.parametrize("worker", [CannotBeMade, CannotLoad])
@@ -200,6 +226,49 @@ def test_sigterm_ends_a_rank_after_its_worker_was_shut_down(make_executor: MakeE
     assert str(causes[0]) == f"worker rank 1 (process {pid}) was ended by SIGTERM"
     executor.shutdown()
     assert capfd.readouterr().err.count("[rank 1] worker shut down\n") == 1
+
+
+class NeverShutDown(RpcWorker):
+    def shutdown(self) -> None:
+        time.sleep(600)
+
+
+def test_a_rank_that_leaves_but_does_not_end_is_lost(make_executor: MakeExecutor, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(fleet, "VERDICT_SECONDS", 0.5)
+    executor = make_executor(2, worker="own", plugins=plugin_with(NeverShutDown))
+    pid = executor.collective_rpc(lambda worker: os.getpid())[1]
+    call = executor.collective_rpc("sleep_then", (600, None), non_block=True)
+    os.kill(pid, signal.SIGTERM)
+    with pytest.raises(ExecutorFailed, match=rf"worker rank 1 \(process {pid}\) has left, but does not end"):
+        call.result(PATIENCE)
+
+
+class EndsSlowly(RpcWorker):
+    def shutdown(self) -> None:
+        time.sleep(0.5)
+
+
+@pytest.mark.parametrize(
+    ("what", "cause"),
+    [
+        ("SIGTERM", r"worker rank 1 \(process \d+\) was ended by SIGTERM"),
+        ("raise", "worker rank 1 failed: ValueError: odd-17"),
+    ],
+)
+def test_a_rank_that_misses_another_one_is_not_the_cause(what: str, cause: str, make_executor: MakeExecutor) -> None:
+    executor = make_executor(2, worker="own", plugins=plugin_with(EndsSlowly))
+
+    def call(worker: Any) -> None:
+        if worker.world.rank == 0:
+            time.sleep(0.2)
+            raise PeerLost("rank 1 has left the group")
+        if what == "SIGTERM":
+            os.kill(os.getpid(), signal.SIGTERM)
+        time.sleep(0.4)
+        raise ValueError("odd-17")
+
+    with pytest.raises((WorkerError, ExecutorFailed), match=cause):
+        executor.collective_rpc(call, timeout=PATIENCE)
 
 
 def test_a_process_forked_off_leaves_the_executor_alone(make_executor: MakeExecutor) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import math
 import os
 import random
 import sys
@@ -12,10 +13,12 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import cloudpickle
+import psutil
 import pytest
 
 from pegboard.contracts.executor import ExecutorFailed, WorkerError
 from pegboard.testing.conformance.executor import PATIENCE, plan
+from pegboard_executor_mp import replies
 from pegboard_executor_mp.executor import MultiprocExecutor
 
 MakeExecutor = Callable[..., MultiprocExecutor]
@@ -58,12 +61,18 @@ def test_payloads_of_any_size_in_both_directions(rounds: int, make_executor: Mak
     def digest_and_return(worker: Any, data: Any) -> Any:
         return hashlib.sha256(data).hexdigest(), data
 
-    for _ in range(rounds):
+    processes = [psutil.Process(pid) for pid in (os.getpid(), *executor.collective_rpc(lambda worker: os.getpid()))]
+    before: list[int] = []
+    for number in range(rounds):
         for size in (0, 1, CHUNK - 1, CHUNK, 100, CHUNK + 1, 10 * CHUNK, 17, 100 * CHUNK):
             data = rng.randbytes(size)
             for digest, back in executor.collective_rpc(digest_and_return, (data,), timeout=PATIENCE):
                 assert digest == hashlib.sha256(data).hexdigest()
                 assert back == data
+        if number == rounds // 5:
+            before = [process.memory_info().rss for process in processes]
+    after = [process.memory_info().rss for process in processes]
+    assert all(now < then + (8 << 20) for now, then in zip(after, before, strict=True)), "bytes that nobody gave back"
     assert executor.execute_model(plan(1)).step_id == 1
 
 
@@ -129,6 +138,31 @@ def test_what_cannot_be_loaded_fails_its_call_alone(make_executor: MakeExecutor)
     assert executor.collective_rpc("echo", ("after",), timeout=PATIENCE)[0]["value"] == "after"
 
 
+class _Exits:
+    """Loading it ends the thread that does."""
+
+    def __reduce__(self) -> Any:
+        return sys.exit, (3,)
+
+
+@pytest.mark.usefixtures("by_value")
+def test_what_ends_a_thread_fails_its_call_alone(make_executor: MakeExecutor) -> None:
+    executor = make_executor(2)
+    with pytest.raises(WorkerError, match="SystemExit: 3"):
+        executor.collective_rpc(lambda worker: _Exits(), timeout=PATIENCE)
+    assert executor.collective_rpc("echo", ("after",), timeout=PATIENCE)[0]["value"] == "after"
+
+
+def test_replies_that_nobody_can_take_are_the_end(make_executor: MakeExecutor, monkeypatch: pytest.MonkeyPatch) -> None:
+    def take(rank: int, *_: Any) -> None:
+        raise MemoryError("odd-17")
+
+    executor = make_executor(2)
+    monkeypatch.setattr(replies, "take_reply", take)
+    with pytest.raises(ExecutorFailed, match=r"replies of worker rank \d cannot be taken: MemoryError: odd-17"):
+        executor.collective_rpc("echo", (1,), timeout=PATIENCE)
+
+
 def test_time_outs_name_who_is_late(make_executor: MakeExecutor) -> None:
     executor = make_executor(2)
 
@@ -140,6 +174,23 @@ def test_time_outs_name_who_is_late(make_executor: MakeExecutor) -> None:
     future = executor.collective_rpc("sleep_then", (0.5, None), timeout=0.2, non_block=True)
     with pytest.raises(TimeoutError, match=r"sleep_then: no answer from ranks 0, 1 within 0\.2 s"):
         future.result(PATIENCE)
+
+
+def test_an_answer_that_comes_with_the_time_out_is_one(make_executor: MakeExecutor, monkeypatch: pytest.MonkeyPatch) -> None:
+    def late(executor: Any, call: Any, deadline: Any) -> TimeoutError:
+        call.future.result(PATIENCE)  # it comes after the time has run out, and before that is told
+        return TimeoutError("too late")
+
+    monkeypatch.setattr(MultiprocExecutor, "_late", late)
+    executor = make_executor(1)
+    assert executor.collective_rpc("sleep_then", (0.3, 17), timeout=0.1) == [17]
+
+
+@pytest.mark.parametrize("timeout", [1e12, math.inf])
+def test_any_time_out_will_do(timeout: float, make_executor: MakeExecutor) -> None:
+    executor = make_executor(1)
+    assert executor.collective_rpc("sleep_then", (0, 17), timeout=timeout) == [17]
+    assert executor.collective_rpc("sleep_then", (0, 17), timeout=timeout, non_block=True).result(PATIENCE) == [17]
 
 
 def test_a_queue_that_nobody_empties_is_no_hang(make_executor: MakeExecutor) -> None:

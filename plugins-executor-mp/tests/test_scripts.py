@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 import time
@@ -9,6 +10,8 @@ from pathlib import Path
 
 import psutil
 import pytest
+
+from pegboard.testing.checkpoints import make_checkpoint
 
 SCRIPT = """
 import os, sys
@@ -32,7 +35,8 @@ class Plugin(RankedPlugin):
         return [WorkerProvider(name="own", target=OwnWorker)]
 
 def start(worker="own", **plugins):
-    return LLM("scripted", max_model_len=64, plugins={"ranked": Plugin(), "executor_mp": {"preload": []}, **plugins},
+    options = {"preload": [], "start_method": os.environ.get("START_METHOD", "fork_server")}
+    return LLM("scripted", max_model_len=64, plugins={"ranked": Plugin(), "executor_mp": options, **plugins},
         executor={"name": "mp", "worker": worker, "tensor_parallel_size": 2})
 """
 RUNS = """
@@ -40,13 +44,21 @@ llm = start()
 print(llm.generate("prompt", SamplingParams(max_tokens=5, temperature=0))[0].outputs[0].token_ids)
 print(llm.collective_rpc(lambda worker: (type(worker).__name__, helper())))
 """
+THREE_LINES = """
+from pegboard import LLM
+llm = LLM({model!r}, executor={{"tensor_parallel_size": 2}})
+print(repr(llm.generate("go on")[0].text))
+"""
 LIMIT = 30.0
 
 
-def run(command: list[str], text: str = "", cwd: Path | None = None) -> tuple[int, str, str]:
+def run(command: list[str], text: str = "", cwd: Path | None = None, **environment: str) -> tuple[int, str, str]:
     """(exit status, stdout, stderr); fails if there are ever more descendants than two ranks and three."""
     pipe = subprocess.PIPE
-    process = subprocess.Popen([sys.executable, *command], stdin=pipe, stdout=pipe, stderr=pipe, text=True, cwd=cwd)
+    variables = {**os.environ, **environment}
+    process = subprocess.Popen(
+        [sys.executable, *command], stdin=pipe, stdout=pipe, stderr=pipe, text=True, cwd=cwd, env=variables
+    )
     assert process.stdin is not None
     process.stdin.write(text)
     process.stdin.close()
@@ -71,20 +83,30 @@ def run(command: list[str], text: str = "", cwd: Path | None = None) -> tuple[in
     return process.returncode, out, err
 
 
+WAYS = [(how, method) for how in ("file", "stdin", "exec") for method in ("fork_server", "spawn")]
+
+
 @pytest.mark.parametrize(
-    "how", ["file", pytest.param("stdin", marks=pytest.mark.slow), pytest.param("exec", marks=pytest.mark.slow)]
+    ("how", "start_method"), [pytest.param(*way, marks=pytest.mark.slow if number else ()) for number, way in enumerate(WAYS)]
 )
-def test_a_script_without_main_guard_works(how: str, tmp_path: Path) -> None:
+def test_a_script_without_main_guard_works(how: str, start_method: str, tmp_path: Path) -> None:
     script = tmp_path / "script.py"
     script.write_text(SCRIPT + RUNS)
     execute = f"exec(compile(open({str(script)!r}).read(), '<cell>', 'exec'), {{'__name__': '__main__'}})"
     commands = {"file": [str(script)], "stdin": ["-"], "exec": ["-c", execute]}
-    status, out, err = run(commands[how], script.read_text() if how == "stdin" else "", tmp_path)
+    status, out, err = run(commands[how], script.read_text() if how == "stdin" else "", tmp_path, START_METHOD=start_method)
     assert (status, err) == (0, "")
     lines = out.splitlines()
     assert lines[0] == "top level"
     assert len(eval(lines[1])) == 5
     assert lines[2:] == ["[('OwnWorker', 17), ('OwnWorker', 17)]"]
+
+
+@pytest.mark.slow
+def test_three_lines_and_a_real_model(tmp_path: Path) -> None:
+    status, out, err = run(["-"], THREE_LINES.format(model=str(make_checkpoint(tmp_path / "model"))))
+    assert (status, "Traceback" in err) == (0, False)
+    assert len(eval(out)) > 0
 
 
 @pytest.mark.slow

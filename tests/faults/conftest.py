@@ -6,12 +6,14 @@ import os
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
 from typing import Any
 
 import psutil
 import pytest
 
 from pegboard import LLM, SamplingParams
+from pegboard.testing.checkpoints import make_checkpoint
 from pegboard.testing.faulty_worker import order
 from pegboard.testing.ranked_model import RankedPlugin
 
@@ -66,6 +68,12 @@ class Engine:
             thread.join(max(0, end - time.monotonic()))
         assert set(errors) == set(calls), f"nobody told {set(calls) - set(errors)}"
         return errors["generate"], [errors["call"]]
+
+
+@pytest.fixture(scope="session")
+def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A checkpoint of two layers that answers at length."""
+    return make_checkpoint(tmp_path_factory.mktemp("tiny"), max_position_embeddings=4096)
 
 
 @pytest.fixture

@@ -1,7 +1,7 @@
-"""A script that holds an engine of two ranks, without a main guard, for tests that break this process.
+"""A script that holds an engine, without a main guard, for tests that break this process.
 
-Its arguments are MOMENT and WHAT. It says "ready" on stdout at that moment, then waits to be broken. WHAT "raise": raises there,
-once told to on stdin; "fork": has forked a process before, which stays.
+Its arguments are MOMENT, WHAT and the number of RANKS. It says "ready" on stdout at that moment, then waits to be broken. WHAT
+"raise": raises there, once told to on stdin; "fork": has forked a process before, which stays.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from pegboard.plugins import hookimpl
 from pegboard.testing.faulty_worker import order
 from pegboard.testing.ranked_model import RankedPlugin
 
-moment, what = sys.argv[1:3]
+moment, what, ranks = sys.argv[1:4]
 
 
 def here() -> None:
@@ -44,7 +44,7 @@ if moment == "prefill":
 engine = LLMEngine(
     "scripted",
     plugins={"ranked": Plugin(), "executor_mp": {"preload": []}},
-    executor={"name": "mp", "worker": "pegboard.testing.faulty_worker:FaultyWorker", "tensor_parallel_size": 2},
+    executor={"name": "mp", "worker": "pegboard.testing.faulty_worker:FaultyWorker", "tensor_parallel_size": int(ranks)},
     kv_cache={"num_blocks": 256},
 )
 params = SamplingParams(max_tokens=4000, temperature=0, ignore_eos=True)

@@ -20,19 +20,19 @@ import pytest
 SCRIPT = Path(__file__).with_name("holder.py")
 MOMENTS = ("boot", "idle", "prefill", "decode")
 WHATS = ("SIGKILL", "SIGTERM", "SIGINT", "raise")
-FAST = {("decode", "SIGKILL"), ("prefill", "SIGINT")}
+FAST = {("decode", "SIGKILL", 2), ("prefill", "SIGINT", 2)}
 SOON = 10.0
 
 NothingLeft = Callable[..., None]
-Hold = Callable[[str, str], "subprocess.Popen[str]"]
+Hold = Callable[..., "subprocess.Popen[str]"]
 
 
 @pytest.fixture
 def hold() -> Iterator[Hold]:
     started: list[subprocess.Popen[str]] = []
 
-    def start(moment: str, what: str) -> subprocess.Popen[str]:
-        command = [sys.executable, str(SCRIPT), moment, what]
+    def start(moment: str, what: str, ranks: int = 2) -> subprocess.Popen[str]:
+        command = [sys.executable, str(SCRIPT), moment, what, str(ranks)]
         pipe = subprocess.PIPE
         holder = subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=pipe, text=True, start_new_session=True)
         started.append(holder)
@@ -47,15 +47,16 @@ def hold() -> Iterator[Hold]:
 
 
 def cases() -> list[Any]:
-    every = itertools.product(MOMENTS, WHATS)
-    return [pytest.param(*case, marks=() if case in FAST else pytest.mark.slow, id="-".join(case)) for case in every]
+    every = [*itertools.product(MOMENTS, WHATS, (2,)), *itertools.product(("idle", "decode"), WHATS[:3], (1,))]
+    slow = pytest.mark.slow
+    return [pytest.param(*case, marks=() if case in FAST else slow, id="-".join(map(str, case))) for case in every]
 
 
-@pytest.mark.parametrize(("moment", "what"), cases())
-def test_nothing_outlives_the_holder(moment: str, what: str, hold: Hold, nothing_left: NothingLeft) -> None:
-    holder = hold(moment, what)
+@pytest.mark.parametrize(("moment", "what", "ranks"), cases())
+def test_nothing_outlives_the_holder(moment: str, what: str, ranks: int, hold: Hold, nothing_left: NothingLeft) -> None:
+    holder = hold(moment, what, ranks)
     others = [process.pid for process in psutil.Process(holder.pid).children(recursive=True)]
-    assert len(others) == 3, "a supervisor and two ranks"
+    assert len(others) == ranks + 1, "a supervisor and the ranks"
     if what != "raise":
         holder.send_signal(signal.Signals[what])
     _, errors = holder.communicate("\n", timeout=SOON)
@@ -74,6 +75,24 @@ def test_nothing_outlives_the_whole_group(hold: Hold, nothing_left: NothingLeft)
     os.killpg(holder.pid, signal.SIGKILL)
     holder.communicate(timeout=SOON)
     nothing_left(others, owner=holder.pid)
+
+
+@pytest.mark.slow
+def test_what_all_processes_leave_when_they_are_killed_at_once_goes_with_the_next_start(
+    hold: Hold, nothing_left: NothingLeft, engine: Any
+) -> None:
+    """As when a container runs out of memory. Nobody is left to clear up."""
+    holder = hold("idle", "SIGKILL")
+    others = psutil.Process(holder.pid).children(recursive=True)
+    for process in (holder, *others):
+        os.kill(process.pid, signal.SIGSTOP)
+    for process in (*others, holder):
+        process.kill()
+    holder.wait(SOON)
+    folder = f"pegboard-mp-{holder.pid}-"
+    assert [name for name in os.listdir("/dev/shm") if name.startswith(folder)]
+    engine.open()
+    nothing_left([process.pid for process in others], owner=holder.pid)
 
 
 @pytest.mark.slow

@@ -43,7 +43,7 @@ def check_cause(error: BaseException | None, rank: int, what: str) -> None:
         assert "break_down" in error.traceback_text
     elif what == "hang":
         assert isinstance(error, TimeoutError)
-        assert "executor.step_timeout=1.0 s" in str(error)
+        assert f"executor.step_timeout=1.0 s: no answer from rank {rank}" in str(error)
     else:
         assert isinstance(error, ExecutorFailed)
         assert f"worker rank {rank} (process " in str(error)
@@ -76,13 +76,21 @@ def test_in_a_step(
         assert 'faulty_worker.py", line' in told, "where the hung rank was"
 
 
-@pytest.mark.parametrize(("rank", "what", "moment"), matrix("boot"))
+LATER_PHASES = [
+    pytest.param(1, "raise", "determine_available_memory", marks=pytest.mark.slow),
+    pytest.param(0, "SIGKILL", "initialize_cache", marks=pytest.mark.slow),
+    pytest.param(1, "hang", "compile_or_warm_up", marks=pytest.mark.slow),
+]
+
+
+@pytest.mark.parametrize(("rank", "what", "moment"), [*matrix("boot"), *LATER_PHASES])
 def test_at_boot(rank: int, what: str, moment: str, engine: Any, breaks: Breaks, nothing_left: NothingLeft) -> None:
     breaks(rank, moment, what)
     with pytest.raises((WorkerError, ExecutorFailed, TimeoutError)) as caught:
         engine.open(start_timeout=3.0 if what == "hang" else 60.0)
     if what == "hang":
-        assert f"load_model: no answer from rank {rank} within" in str(caught.value)
+        phase = "load_model" if moment == "boot" else moment
+        assert f"{phase}: no answer from rank {rank} within" in str(caught.value)
         assert "plugins.executor_mp.start_timeout=3.0 s" in str(caught.value)
     else:
         check_cause(caught.value, rank, what)

@@ -34,8 +34,8 @@ class Call:
 
 
 class Calls:
-    """Thread-safe. Futures complete under the lock: so two calls complete in the order in which their last replies came, and a
-    done-callback must not wait for another call."""
+    """Thread-safe, and a signal's handler or a finalizer may come in between. Futures complete under the lock: so two calls
+    complete in the order in which their last replies came, and a done-callback must not wait for another call."""
 
     def __init__(self) -> None:
         self._lock = threading.RLock()
@@ -60,25 +60,33 @@ class Calls:
                 return
             call.replies[rank] = value
             call.missing.discard(rank)
-            if not call.missing:
-                del self._open[number]
+            if not call.missing and self._open.pop(number, None) is not None:
                 call.future.set_result(call.result())
 
-    def fail(self, number: int, error: BaseException) -> None:
-        """End one call early; whatever still comes for it is dropped."""
+    def fail(self, number: int, error: BaseException) -> bool:
+        """End one call early; whatever still comes for it is dropped. False: it has ended already."""
         with self._lock:
             call = self._open.pop(number, None)
-            if call is not None:
-                call.future.set_exception(error)
+            if call is None or call.future.done():
+                return False
+            call.future.set_exception(error)
+            return True
 
     def refuse(self, refusal: ExecutorFailed) -> list[Call]:
         """End all calls with ``refusal`` and take no more. The first refusal stays. Returns the calls that it ended."""
         with self._lock:
             self._refusal = self._refusal or refusal
-            ended, self._open = list(self._open.values()), {}
-            for call in ended:
-                call.future.set_exception(again(self._refusal))
+            ended = list(self._open.values())
+            for call in ended:  # after an interrupt in here the next ``refuse`` goes on where this one was
+                if not call.future.done():
+                    call.future.set_exception(again(self._refusal))
+                self._open.pop(call.id, None)
         return ended
+
+    def oldest(self) -> Call | None:
+        """Of those that are open."""
+        with self._lock:
+            return next(iter(self._open.values()), None)
 
     def is_open(self, number: int) -> bool:
         return number in self._open
@@ -94,11 +102,8 @@ class Deadline:
         self._end = None if seconds is None else time.monotonic() + seconds
 
     def left(self) -> float | None:
-        return None if self._end is None else max(0.0, self._end - time.monotonic())
-
-    def milliseconds(self) -> float | None:
-        left = self.left()
-        return None if left is None else 1000 * left
+        """Seconds, and no more than Python's locks can wait for; None: for ever."""
+        return None if self._end is None else min(max(0.0, self._end - time.monotonic()), threading.TIMEOUT_MAX)
 
 
 def ranks_text(ranks: Iterable[int]) -> str:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
-import pickle
 import select
 import subprocess
 import threading
@@ -13,13 +12,14 @@ import time
 from collections.abc import Callable
 from typing import Any, Final, NoReturn
 
+from pegboard.contracts.communicator import PeerLost
 from pegboard.contracts.executor import ExecutorFailed, WorkerError
 from pegboard.contracts.transport import Closed, Reader
 from pegboard.plugins import Composition
 from pegboard.wire import World
 from pegboard_executor_mp import launch, traces
 from pegboard_executor_mp.calls import Calls, Deadline, ranks_text
-from pegboard_executor_mp.failure import Failure
+from pegboard_executor_mp.failure import VERDICT_SECONDS, Failure
 from pegboard_executor_mp.monitor import Monitor
 from pegboard_executor_mp.options import Options
 from pegboard_executor_mp.queue import MessageQueue, attach
@@ -29,19 +29,20 @@ from pegboard_executor_mp.supervisor import KILL_SECONDS, TERM_SECONDS
 
 log = logging.getLogger(__name__)
 
-VERDICT_SECONDS: Final = 5.0
-"""How long to wait for the report on a process that has ended, which takes milliseconds."""
 HURRIED_SECONDS: Final = 1.0
 """Of grace for the ranks that are left when one is lost."""
 _MARGIN: Final = 5.0
+_LOOK: Final = 0.5
+"""Seconds between looks whether a rank that says nothing has ended: a process forked meanwhile keeps its pipe open."""
 
 
 class Fleet:
-    """Made started; ``greet`` then waits for the ranks. Holds no reference to the executor, which may be forgotten meanwhile."""
+    """``start`` it, ``greet`` the ranks, ``stop`` it at whatever point. Holds no reference to the executor, which may be
+    forgotten meanwhile."""
 
-    def __init__(self, composition: Composition, options: Options, world: World, calls: Calls, failure: Failure) -> None:
+    def __init__(self, options: Options, world: World, step_timeout: float | None, calls: Calls, failure: Failure) -> None:
         self._owner = os.getpid()
-        self._step_timeout = composition.config.executor.step_timeout
+        self._step_timeout = step_timeout
         self._options, self._world, self._calls, self._failure = options, world, calls, failure
         self.hurry = False
         """Give the ranks no time to end by themselves: what they wait for may never come."""
@@ -50,52 +51,64 @@ class Fleet:
         self.requests = MessageQueue.create(
             world.size, chunk_bytes=options.chunk_bytes, num_chunks=options.num_chunks, setting=launch.SETTINGS
         )
-        handles = [self.requests.handle(rank) for rank in range(world.size)]
-        assert handles[0].segment is not None
-        self._segment, self._rendezvous = handles[0].segment, traces.make_rendezvous()
-        try:
-            self._launch = launch.launch(composition, options, world, self._rendezvous, handles, self._segment)
-        except BaseException:
-            self.requests.close()
-            traces.remove(self._rendezvous, self._segment, ())
-            raise
-        self._monitor = Monitor(self._launch.control, self._launch.supervisor, self.fail)
-        self._thread("monitor", self._watch)
+        segment = self.requests.handle(0).segment
+        assert segment is not None
+        self._segment, self._rendezvous = segment, ""
+        self._launch: launch.Launch | None = None
+        self._pids: dict[int, int] = {}
+        """Rank to pid, of those that have started."""
+
+    def start(self, composition: Composition) -> None:
+        """Raises ``PluginError`` for plugins that cannot be sent, ``EngineStartError`` where no interpreter can be started."""
+        handles = [self.requests.handle(rank) for rank in range(self._world.size)]
+        self._rendezvous = traces.make_rendezvous()
+        self._launch = launch.launch(composition, self._options, self._world, self._rendezvous, handles, self._segment)
+        monitor = Monitor(self._launch.control, self._launch.supervisor, self.fail)
+        self._pids = monitor.pids
+        self._thread("monitor", self._watch, monitor)
 
     def greet(self, deadline: Deadline) -> None:
         """Until all ranks have their worker. Raises the ``WorkerError`` of one that has not, ``ExecutorFailed`` for one that
         ended, ``TimeoutError``."""
-        said = dict.fromkeys(self._launch.hello, b"")
+        assert self._launch is not None
+        hello = self._launch.hello
+        said = dict.fromkeys(hello, b"")
         poll = select.poll()
-        for rank in said:
-            poll.register(self._launch.hello[rank], select.POLLIN)
-        ranks = {fd: rank for rank, fd in self._launch.hello.items()}
+        for fd in hello.values():
+            poll.register(fd, select.POLLIN)
+        ranks = {fd: rank for rank, fd in hello.items()}
         while said:
-            ready = poll.poll(deadline.milliseconds())
-            if not ready:
+            left = deadline.left()
+            ready = poll.poll(1000 * (_LOOK if left is None else min(left, _LOOK)))
+            if not ready and self._failure.cause is not None:
+                self.raise_verdict("")
+            if not ready and left == 0:
                 raise TimeoutError(f"no sign of {ranks_text(said)} within {deadline.seconds} s")
             for fd, _ in ready:
                 piece, rank = os.read(fd, 1 << 16), ranks[fd]
                 said[rank] += piece
-                if not piece:
+                told = Hello.unpack(said[rank])
+                if told is not None or not piece:
                     poll.unregister(fd)
-                    os.close(self._launch.hello.pop(rank))
-                    self._greeted(rank, said.pop(rank))
+                    os.close(hello.pop(rank))
+                    del said[rank]
+                    self._greeted(rank, told)
         try:
             self.requests.wait_ready(VERDICT_SECONDS)
         except Closed:
             self.raise_verdict("a rank has ended as soon as it was ready")
 
-    def _greeted(self, rank: int, data: bytes) -> None:
+    def _greeted(self, rank: int, told: Hello | None) -> None:
+        if told is not None and told.replies is None:
+            raise WorkerError(*told.error)
         try:
-            hello: Hello = pickle.loads(data)
-            reader = None if hello.replies is None else attach(hello.replies)
-        except (EOFError, pickle.UnpicklingError, Closed):  # it said nothing, or half of it, or was gone at once
+            if told is None or told.replies is None:
+                raise Closed("it said nothing, or half of it")
+            reader = attach(told.replies)
+        except Closed:
             self.raise_verdict(f"worker rank {rank} has ended before it was ready")
-        if reader is None:
-            raise WorkerError(*hello.error)
         self._readers.append(reader)
-        self._thread(f"replies-{rank}", take_replies, rank, reader, self._calls, self._before_error)
+        self._thread(f"replies-{rank}", self._take_replies, rank, reader)
 
     # -- while they run ------------------------------------------------------------------------------------------------
 
@@ -113,17 +126,29 @@ class Fleet:
         self.requests.cancel()
         self._tell_to_stop(min(HURRIED_SECONDS, self._options.shutdown_timeout))
 
-    def _before_error(self, rank: int) -> None:
-        """An error of one rank may come of the end of another one: then let that be told first."""
-        if any(other != rank and has_ended(pid) for other, pid in list(self._monitor.pids.items())):
+    def _before_error(self, error: WorkerError) -> None:
+        """An error of one rank may come of the end of another one, or of its error: then let that be told first."""
+        lost = error.error_type == PeerLost.__name__
+        if lost or any(other != error.rank and has_ended(pid) for other, pid in list(self._pids.items())):
             self._failure.wait(VERDICT_SECONDS)
 
-    def _watch(self) -> None:
-        self._monitor.run()
+    def _take_replies(self, rank: int, reader: Reader) -> None:
+        """The target of a thread. When it returns nobody takes replies of ``rank`` any more, so then the executor has ended."""
+        try:
+            take_replies(rank, reader, self._calls, self._before_error)
+        except BaseException as error:  # out of memory, for one
+            log.exception("replies of rank %d cannot be taken", rank)
+            self.fail(ExecutorFailed(f"replies of worker rank {rank} cannot be taken: {type(error).__name__}: {error}"))
+        else:
+            if not self._failure.wait(VERDICT_SECONDS):  # its end would have been told by now
+                self.fail(ExecutorFailed(f"worker rank {rank} (process {self._pids.get(rank)}) has left, but does not end"))
+
+    def _watch(self, monitor: Monitor) -> None:
+        monitor.run()
         self._remove_traces()  # which the supervisor has done, unless it was killed
 
     def _remove_traces(self) -> None:
-        traces.remove(self._rendezvous, self._segment, self._monitor.pids.values())
+        traces.remove(self._rendezvous, self._segment, self._pids.values())
 
     def _thread(self, name: str, target: Callable[..., None], *args: Any) -> None:
         thread = threading.Thread(target=target, args=args, name=f"pegboard-mp-{name}", daemon=True)
@@ -134,6 +159,16 @@ class Fleet:
 
     def stop(self) -> None:
         """End everything and leave nothing, in bounded time. Idempotent. In a process forked off this one it does nothing."""
+        try:
+            self._end()
+        except BaseException:  # a signal's handler, as for a second Ctrl-C: nobody waits any longer
+            if self._launch is not None:
+                self._launch.supervisor.kill()  # the ranks die with it
+            self._end()
+            raise
+
+    def _end(self) -> None:
+        """Each step may be taken again."""
         if os.getpid() != self._owner:
             return
         self.hurry = self.hurry or self._failure.cause is not None
@@ -145,33 +180,33 @@ class Fleet:
                 self.hurry = True
                 log.error("%s: no answer from %s for %.1f s, which counts as hung", call.name, call.waits_for(), age)
         grace = min(HURRIED_SECONDS, self._options.shutdown_timeout) if self.hurry else self._options.shutdown_timeout
-        self.requests.cancel()
         self._tell_to_stop(grace)
-        try:
-            self._launch.supervisor.wait(grace + TERM_SECONDS + KILL_SECONDS + _MARGIN)
-        except BaseException as error:  # also a second Ctrl-C
-            self._launch.supervisor.kill()  # the ranks die with it
-            self._launch.supervisor.wait(_MARGIN)
-            if not isinstance(error, subprocess.TimeoutExpired):
-                raise
-        finally:
-            self._let_go()
-
-    def _let_go(self) -> None:
+        self.requests.cancel()
+        if self._launch is not None:
+            self._await(self._launch.supervisor, grace + TERM_SECONDS + KILL_SECONDS + _MARGIN)
         self.requests.close()
         for reader in self._readers:
             reader.close()
         for thread in self._threads:
             if thread is not threading.current_thread():
                 thread.join(_MARGIN)
-        self._launch.control.close()
-        for fd in self._launch.hello.values():
-            os.close(fd)
+        if self._launch is not None:
+            self._launch.close()
         self._remove_traces()
 
+    @staticmethod
+    def _await(supervisor: subprocess.Popen[bytes], seconds: float) -> None:
+        try:
+            supervisor.wait(seconds)
+        except subprocess.TimeoutExpired:
+            supervisor.kill()
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                supervisor.wait(_MARGIN)
+
     def _tell_to_stop(self, grace: float) -> None:
-        with contextlib.suppress(OSError):  # it has ended, or was told before
-            self._launch.control.send(str(grace).encode())
+        if self._launch is not None:
+            with contextlib.suppress(OSError):  # it has ended, or was told before
+                self._launch.control.send(str(grace).encode())
 
 
 def has_ended(pid: int) -> bool:

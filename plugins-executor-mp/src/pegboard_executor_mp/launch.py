@@ -26,16 +26,17 @@ _PER_QUEUE: Final = 16 << 10
 """Bytes that a queue needs at most beside the contents of its chunks."""
 
 
-def check_shared_memory(options: Options, ranks: int) -> None:
+def check_shared_memory(chunk_bytes: int, num_chunks: int, ranks: int, settings: str = SETTINGS) -> None:
     """Raise ``EngineStartError`` unless all queues of ``ranks`` ranks fit: one error now instead of one from some rank later."""
     queues = ranks + 1
-    needed = queues * (options.num_chunks * (options.chunk_bytes + _PER_CHUNK) + _PER_QUEUE)
+    needed = queues * (num_chunks * (chunk_bytes + _PER_CHUNK) + _PER_QUEUE)
+    segment.remove_orphans()
     free = segment.free_bytes()
     if needed > free:
         raise EngineStartError(
-            f"{queues} message queues ({ranks} rank{'s' * (ranks > 1)}, and one to all) with {options.num_chunks} chunks of "
-            f"{options.chunk_bytes} bytes need {needed} bytes of shared memory, and {segment.DIRECTORY} has {free} bytes free; "
-            f"lower {SETTINGS}, or enlarge {segment.DIRECTORY} (for a container: --shm-size)"
+            f"{queues} message queues ({ranks} rank{'s' * (ranks > 1)}, and one to all) with {num_chunks} chunks of "
+            f"{chunk_bytes} bytes need {needed} bytes of shared memory, and {segment.DIRECTORY} has {free} bytes free; "
+            f"lower {settings}, or enlarge {segment.DIRECTORY} (for a container: --shm-size)"
         )
 
 
@@ -55,6 +56,11 @@ class Launch:
     def __init__(self, supervisor: subprocess.Popen[bytes], control: socket.socket, hello: dict[int, int]) -> None:
         self.supervisor, self.control, self.hello = supervisor, control, hello
 
+    def close(self) -> None:
+        self.control.close()
+        while self.hello:
+            os.close(self.hello.popitem()[1])
+
 
 def launch(
     composition: Composition, options: Options, world: World, rendezvous: str, handles: list[Handle], queue: str
@@ -73,19 +79,21 @@ def launch(
         chunk_bytes=options.chunk_bytes,
         num_chunks=options.num_chunks,
     )
+    process.open_standard_descriptors()
     platform = composition.parts.get("platform")
     with contextlib.ExitStack() as ours, contextlib.ExitStack() as theirs:
         control, far_end = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         ours.enter_context(control)
         theirs.enter_context(far_end)
-        pipes = [os.pipe2(os.O_CLOEXEC) for _ in range(world.size)]
-        for read_end, write_end in pipes:
-            ours.callback(os.close, read_end)
-            theirs.callback(os.close, write_end)
+        pipes = []
+        for _ in range(world.size):
+            pipes.append(os.pipe2(os.O_CLOEXEC))
+            ours.callback(os.close, pipes[-1][0])
+            theirs.callback(os.close, pipes[-1][1])
         boot_file = theirs.enter_context(_memory_file(boot))
         plan = StartPlan(
             parent=os.getpid(),
-            sys_path=tuple(sys.path),
+            sys_path=tuple(entry for entry in sys.path if isinstance(entry, str)),  # what is none, Python's import ignores too
             pythonpath=os.environ.get("PYTHONPATH"),
             preload=options.preload,
             spawn=options.start_method == "spawn",

@@ -24,6 +24,8 @@ _HINTS = {
     signal.SIGABRT: " (native code gave up; its message is in the log)",
 }
 
+_LOOK: Final = 1.0
+"""Seconds between looks whether the supervisor has ended."""
 
 _END_SECONDS: Final = 5.0
 """How long a process may take to end after it has closed what it held."""
@@ -38,6 +40,7 @@ class Monitor:
         self.pids: dict[int, int] = {}
         """Rank to pid, of all that have started."""
         self._control, self._supervisor, self._lost = control, supervisor, lost
+        control.settimeout(_LOOK)
 
     def run(self) -> None:
         while packet := self._receive():
@@ -54,10 +57,16 @@ class Monitor:
             self._supervisor.wait(_END_SECONDS)
 
     def _receive(self) -> bytes:
-        try:
-            return self._control.recv(4096)
-        except OSError:
-            return b""
+        """The next packet; nothing once the supervisor has ended, also if a process forked meanwhile keeps its socket open."""
+        while True:
+            ended = self._supervisor.poll() is not None
+            try:
+                return self._control.recv(4096)
+            except TimeoutError:
+                if ended:
+                    return b""
+            except OSError:
+                return b""
 
 
 def how_it_ended(status: int) -> str:

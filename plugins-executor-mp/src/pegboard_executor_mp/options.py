@@ -21,7 +21,8 @@ class Options(Section):
     )
     num_chunks: PositiveInt = Field(default=NUM_CHUNKS, description="chunks of each message queue")
     start_timeout: Seconds = Field(
-        default=600.0, description="seconds until every rank has its process, its plugins, its device and its weights"
+        default=600.0,
+        description="seconds until every rank has its process, plugins, device and weights, and of each later phase of the start",
     )
     shutdown_timeout: Seconds = Field(
         default=3.0, description="seconds that ranks get to end by themselves; then they are terminated, a second later killed"

@@ -41,6 +41,17 @@ def _prctl(option: int, argument: Any) -> None:
         ctypes.CDLL(None).prctl(option, argument, unused, unused, unused)
 
 
+def open_standard_descriptors() -> None:
+    """Where 0, 1 or 2 are closed, as daemons leave them, open them on ``/dev/null``: else the next pipe or socket would get the
+    number, and then whatever a library prints."""
+    for fd in range(3):
+        try:
+            os.fstat(fd)
+        except OSError:
+            opened = os.open(os.devnull, os.O_RDWR)  # the lowest free number, which is this one
+            os.set_inheritable(opened, True)
+
+
 def send_output_to_stderr(prefix: str) -> None:
     """Lines that this process prints, to either stream, go to stderr with ``prefix``: stdout belongs to the program that runs
     the engine. Native code that prints lacks the prefix. Crashes and SIGTERM show where each thread was."""
@@ -88,7 +99,7 @@ class _Lines(io.RawIOBase):
 def log_levels() -> dict[str, int]:
     """Of the root logger ("") and of every logger that has one of its own, for another process."""
     manager = logging.Logger.manager
-    named = {name: logger.level for name, logger in manager.loggerDict.items() if isinstance(logger, logging.Logger)}
+    named = {name: logger.level for name, logger in manager.loggerDict.copy().items() if isinstance(logger, logging.Logger)}
     return {"": logging.getLogger().level, **{name: level for name, level in named.items() if level}}
 
 

@@ -59,9 +59,9 @@ def _work(rank: int, plan: StartPlan, hello: int, serving: Serving) -> int:
         replies = MessageQueue.create(1, chunk_bytes=boot.chunk_bytes, num_chunks=boot.num_chunks, setting=setting)
         serving.set_up(composition.create("worker", world=world), requests, replies)
         greeting = Hello(replies=replies.handle(0))
-    except Terminated:
-        raise
     except BaseException as error:
+        if serving.terminated:  # whatever somebody has made of that
+            return 1
         log.debug("rank %d could not start", rank, exc_info=True)
         _say(hello, Hello(error=WorkerError.of(rank, error).__reduce__()[1]))
         return 1
@@ -77,7 +77,7 @@ def _bind(processors: frozenset[int]) -> None:
 
 def _say(hello: int, what: Hello) -> None:
     with contextlib.suppress(OSError), os.fdopen(hello, "wb") as pipe:
-        pickle.dump(what, pipe)
+        pipe.write(what.packed())
 
 
 def _listen(line: int, serving: Serving) -> None:

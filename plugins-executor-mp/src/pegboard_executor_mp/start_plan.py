@@ -7,9 +7,11 @@ import pickle
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Final
 
 from pegboard_executor_mp.queue import Handle
+
+_LENGTH: Final = 8
 
 
 @dataclass(frozen=True)
@@ -66,6 +68,20 @@ class Hello:
 
     replies: Handle | None = None
     error: tuple[Any, ...] = ()
+
+    def packed(self) -> bytes:
+        """Behind its length: the end of the pipe says nothing while a process that was forked meanwhile holds it."""
+        data = pickle.dumps(self, pickle.HIGHEST_PROTOCOL)
+        return len(data).to_bytes(_LENGTH, "little") + data
+
+    @classmethod
+    def unpack(cls, data: bytes) -> Hello | None:
+        """None while something is missing."""
+        if len(data) < _LENGTH or len(data) - _LENGTH < int.from_bytes(data[:_LENGTH], "little"):
+            return None
+        hello = pickle.loads(data[_LENGTH:])
+        assert isinstance(hello, cls)
+        return hello
 
 
 def memory_file(content: Any) -> int:

@@ -19,6 +19,7 @@ import socket
 import sys
 import time
 import traceback
+import warnings
 from typing import Final
 
 from pegboard_executor_mp import process, traces
@@ -33,6 +34,7 @@ _LOOK: Final = 1.0
 
 
 def main() -> None:
+    process.open_standard_descriptors()
     control, plan = socket.socket(fileno=int(sys.argv[1])), load(int(sys.argv[2]))
     signal.pthread_sigmask(signal.SIG_SETMASK, ())  # the thread that started us may have blocked some
     signal.signal(signal.SIGINT, signal.SIG_IGN)
@@ -95,7 +97,11 @@ class Supervisor:
     def _start(self, rank: int) -> None:
         line, write_end = os.pipe2(os.O_CLOEXEC)
         me = os.getpid()
-        pid = os.fork()
+        with (
+            warnings.catch_warnings()
+        ):  # of threads: a library may have some, none has work, and ours is the only one of Python's
+            warnings.simplefilter("ignore", DeprecationWarning)
+            pid = os.fork()
         if pid == 0:
             self._become(rank, line, [write_end, *self._lines], me)
         os.close(line)
@@ -178,7 +184,7 @@ class Supervisor:
                 os.kill(pid, number)
             until = time.monotonic() + seconds
             while self._ranks and (left := until - time.monotonic()) > 0:
-                self._sleep(left)
+                self._sleep(min(left, _LOOK))
                 self._reap()
 
 

@@ -19,6 +19,7 @@ import pytest
 from pegboard.testing.processes import PATIENCE, children
 from pegboard_executor_mp.queue import Closed, DeadReader, DeadWriter, Handle, HandleRefused, MessageQueue, NoSharedMemory, attach
 from pegboard_executor_mp.queue import segment as segments
+from pegboard_executor_mp.queue.liveness import pid_namespace
 
 
 def names(pid: int | None = None) -> set[str]:
@@ -182,6 +183,26 @@ def test_a_late_reader_of_a_killed_writer_unlinks() -> None:
         with pytest.raises(Closed):
             attach(handle)
         assert not names(child.process.pid)
+
+
+def test_what_a_killed_writer_left_goes_when_the_next_queue_is_made() -> None:
+    """Nobody had attached, and nobody does."""
+    with children(partial(make_and_wait, 1), partial(make_and_wait, 1)) as (killed, lives):
+        killed.received(), lives.received()
+        [left] = names(killed.pid)
+        other_namespace, not_ours = left.replace(f"-{pid_namespace()}-", "-1-"), f"{segments.PREFIX}{killed.pid}-mine"
+        for name in (other_namespace, not_ours):
+            (Path(segments.DIRECTORY) / name).touch()
+        killed.process.kill()
+        killed.process.join(PATIENCE)
+        try:
+            assert names(killed.process.pid) == {left, other_namespace, not_ours}
+            MessageQueue.create(1).close()
+            assert names(killed.process.pid) == {other_namespace, not_ours}
+            assert len(names(lives.pid)) == 1, "its maker lives"
+        finally:
+            segments.unlink(other_namespace)
+            segments.unlink(not_ours)
 
 
 def test_killed_while_copying() -> None:

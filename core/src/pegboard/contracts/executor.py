@@ -96,6 +96,18 @@ class Executor(abc.ABC):
         """Steps that may be in flight at once: pipeline stages, for an executor that overlaps them."""
         return self.world.pp_size
 
+    @property
+    def num_engines(self) -> int:
+        """Engines that share the ranks, and take every step together: one, or one per rank where a launcher starts the ranks."""
+        return 1
+
+    def gather(self, what: str, value: Any) -> list[Any]:
+        """What the engines say, in the order of ranks. All of them call it at the same point, which ``what`` describes in words.
+
+        ``value``: small, picklable. Raises ``ExecutorFailed`` where another engine is at another point, or gone.
+        """
+        return [value]
+
     # -- to be implemented -------------------------------------------------------------------------------------------
 
     @abc.abstractmethod
@@ -131,6 +143,10 @@ class Executor(abc.ABC):
     @abc.abstractmethod
     def check_health(self) -> None:
         """Return when every worker answers; raise ``ExecutorFailed`` or ``WorkerError`` otherwise."""
+
+    def waits_for(self) -> str:
+        """Who owes an answer to the oldest call under way, for messages ("rank 1"); "" where that is not known."""
+        return ""
 
     @abc.abstractmethod
     def register_failure_callback(self, callback: Callable[[BaseException], None]) -> None:
@@ -169,16 +185,20 @@ class Executor(abc.ABC):
 
     def determine_available_memory(self) -> list[MemoryReport]:
         """Third boot phase on every worker."""
-        return self.collective_rpc("determine_available_memory")  # type: ignore[no-any-return]
+        return self._boot_phase("determine_available_memory")
 
     def get_kv_cache_specs(self) -> list[dict[str, KVCacheSpec]]:
         """Per worker: attention layer name to what it stores."""
-        return self.collective_rpc("get_kv_cache_specs")  # type: ignore[no-any-return]
+        return self._boot_phase("get_kv_cache_specs")
 
     def initialize_from_config(self, kv_config: KVCacheConfig) -> None:
         """Fourth and fifth boot phases: allocate the KV cache, then compile or warm up."""
-        self.collective_rpc("initialize_cache", (kv_config,))
-        self.collective_rpc("compile_or_warm_up")
+        self._boot_phase("initialize_cache", (kv_config,))
+        self._boot_phase("compile_or_warm_up")
+
+    def _boot_phase(self, method: str, args: tuple[Any, ...] = ()) -> list[Any]:
+        """An executor that limits how long the phases of a start may take does so here."""
+        return self.collective_rpc(method, args)  # type: ignore[no-any-return]
 
     def sleep(self, level: int = 1) -> None:
         self.collective_rpc("sleep", (level,))

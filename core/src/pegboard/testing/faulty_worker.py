@@ -10,7 +10,7 @@ from typing import Any, Final
 
 from pegboard.contracts.worker import rpc
 from pegboard.testing.fakes import RunnerWorker
-from pegboard.wire import KVCacheConfig, ModelRunnerOutput, SchedulerOutput
+from pegboard.wire import KVCacheConfig, MemoryReport, ModelRunnerOutput, SchedulerOutput
 
 VARIABLE: Final = "FAULTY_WORKER"
 ROOT_CAUSE: Final = "boom-17"
@@ -18,8 +18,8 @@ HANG_SECONDS: Final = 600.0
 
 
 def order(rank: int, at: str, what: str) -> dict[str, str]:
-    """The environment variable that makes ``rank`` break. ``at``: "boot", "prefill" (of a second request) or "decode"; ``what``:
-    "raise", "hang", or the name of a signal that it sends itself."""
+    """The environment variable that makes ``rank`` break. ``at``: "boot" (as it loads the model), the name of a later boot phase,
+    "prefill" (of a second request) or "decode"; ``what``: "raise", "hang", or the name of a signal that it sends itself."""
     return {VARIABLE: json.dumps({"rank": rank, "at": at, "what": what})}
 
 
@@ -37,9 +37,18 @@ class FaultyWorker(RunnerWorker):
         super().load_model()
         self._moment("boot")
 
+    def determine_available_memory(self) -> MemoryReport:
+        self._moment("determine_available_memory")
+        return super().determine_available_memory()
+
     def initialize_cache(self, kv_config: KVCacheConfig) -> None:
         super().initialize_cache(kv_config)
         self.runner.mirror.keeps_samples = self.world.pp_size == 1
+        self._moment("initialize_cache")
+
+    def compile_or_warm_up(self) -> None:
+        super().compile_or_warm_up()
+        self._moment("compile_or_warm_up")
 
     def execute_model(self, plan: SchedulerOutput) -> ModelRunnerOutput | None:
         self._requests += len(plan.new_requests)

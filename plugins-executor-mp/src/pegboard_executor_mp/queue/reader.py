@@ -76,8 +76,13 @@ class LocalReader(Reader):
             except BaseException:
                 ring.close()
                 raise
-            Word(ring.word_address(JOINED)).wake()
-            return cls(ring, index)
+            try:
+                Word(ring.word_address(JOINED)).wake()
+                return cls(ring, index)
+            except BaseException:
+                ring.states[index] = CLOSED  # the writer counts on this reader by now
+                ring.close()
+                raise
 
     def get(self, timeout: float | None = None) -> Any:
         """The next message. Raises ``TimeoutError`` (nothing is lost: the next call goes on), ``Closed`` once the writer is

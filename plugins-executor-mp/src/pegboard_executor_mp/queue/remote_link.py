@@ -22,16 +22,8 @@ from typing import Any, Final
 import zmq
 from zmq.utils.monitor import parse_monitor_message
 
-HELLO, ACK, BYE, WELCOME, REFUSED, MESSAGE, PROBE, END = (
-    b"hello",
-    b"ack",
-    b"bye",
-    b"welcome",
-    b"no",
-    b"message",
-    b"probe",
-    b"end",
-)
+HELLO, ACK, BYE = b"hello", b"ack", b"bye"
+REFUSED, MESSAGE, PROBE, END = b"no", b"message", b"probe", b"end"
 
 GREETING: Final = struct.Struct("<II")
 """Protocol, index of the reader."""

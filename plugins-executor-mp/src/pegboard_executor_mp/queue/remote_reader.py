@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import struct
+import threading
 import time
 import weakref
 from typing import Any, Final
@@ -28,7 +29,7 @@ class RemoteReader(Reader):
         self.index = handle.reader
         self._link = link
         self._pid = os.getpid()
-        self._inside = False
+        self._inside = 0  # the thread that is in ``get``
         self._parts: list[Any] = []
         self._held: Payload | None = None
         self._over: Exception | None = None
@@ -62,7 +63,7 @@ class RemoteReader(Reader):
         """See ``LocalReader.get``; also raises ``HandleRefused``."""
         if self._inside:
             raise RuntimeError(f"reader {self.index} is in use by another thread")
-        self._inside = True
+        self._inside = threading.get_ident()
         try:
             self._check_usable()
             deadline = None if timeout is None else time.monotonic() + timeout
@@ -78,7 +79,7 @@ class RemoteReader(Reader):
             self._held, self._read = None, self._read + 1
             return message
         finally:
-            self._inside = False
+            self._inside = 0
 
     def cancel(self) -> None:
         """From any thread: a waiting ``get`` and all later ones raise ``Closed``."""
@@ -90,6 +91,8 @@ class RemoteReader(Reader):
             return
         self.cancel()
         while self._inside:
+            if self._inside == threading.get_ident():
+                return  # a signal's handler inside ``get``, which raises when it goes on; the end comes when this is forgotten
             time.sleep(0.001)
         self._closed = True
         self._finalizer()

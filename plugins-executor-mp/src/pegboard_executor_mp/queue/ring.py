@@ -67,6 +67,14 @@ class Ring:
     def create(cls, readers: int, chunk_bytes: int, chunks: int, first: int, setting: str) -> Ring:
         at, stride = _geometry(readers, chunk_bytes)
         segment = Segment.create(at + stride * chunks, setting)
+        try:
+            return cls._lay_out(segment, readers, chunk_bytes, chunks, first)
+        except BaseException:
+            segment.unlink()
+            raise
+
+    @classmethod
+    def _lay_out(cls, segment: Segment, readers: int, chunk_bytes: int, chunks: int, first: int) -> Ring:
         words = segment.words
         me = Process.current()
         words[_LAYOUT], words[_READERS], words[_CHUNK_BYTES], words[_CHUNKS] = LAYOUT, readers, chunk_bytes, chunks

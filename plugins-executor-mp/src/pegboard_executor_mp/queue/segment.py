@@ -17,6 +17,7 @@ import secrets
 from collections.abc import Iterator
 
 from pegboard_executor_mp.queue.contract import Closed, NoSharedMemory
+from pegboard_executor_mp.queue.liveness import Process, pid_namespace
 
 DIRECTORY = "/dev/shm"
 PREFIX = "pegboard-mq-"
@@ -38,10 +39,11 @@ class Segment:
     @classmethod
     def create(cls, size: int, setting: str) -> Segment:
         """``size``: bytes. ``setting`` names what to lower when there is no room. Raises ``NoSharedMemory``."""
+        remove_orphans()
         size = -(-size // mmap.PAGESIZE) * mmap.PAGESIZE
         if size > (free := free_bytes()):
             raise _no_room(size, free, setting)
-        name = f"{PREFIX}{os.getpid()}-{secrets.token_hex(6)}"
+        name = f"{own_names(PREFIX)}{secrets.token_hex(6)}"
         fd = os.open(os.path.join(DIRECTORY, name), os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
         try:
             os.posix_fallocate(fd, 0, size)
@@ -88,9 +90,40 @@ def free_bytes() -> int:
     return stat.f_bavail * stat.f_frsize
 
 
+def own_names(prefix: str) -> str:
+    """How names in ``/dev/shm`` begin that this process gives: they tell whose they are."""
+    me = Process.current()
+    return f"{prefix}{me.pid}-{me.start}-{pid_namespace()}-"
+
+
+def owned(prefix: str) -> list[tuple[str, Process]]:
+    """Names that begin with ``prefix``, and who gave them. Those of other pid namespaces, where the same pids mean others, are
+    not among them."""
+    here, found = pid_namespace(), []
+    for name in os.listdir(DIRECTORY):
+        owner = name.removeprefix(prefix).split("-")[:3] if name.startswith(prefix) else ()
+        if len(owner) == 3 and all(part.isdecimal() for part in owner):
+            pid, start, namespace = map(int, owner)
+            if namespace == here:
+                found.append((name, Process(pid, start)))
+    return found
+
+
+def orphans(prefix: str) -> list[str]:
+    """Names given by processes that have ended: killed before they could remove them."""
+    return [name for name, owner in owned(prefix) if not owner.alive()]
+
+
+def remove_orphans() -> None:
+    """Remove the segments of processes that have ended."""
+    for name in orphans(PREFIX):
+        unlink(name)
+
+
 def unlink(name: str) -> None:
-    """Remove the name; the memory goes with its last mapping. Whoever comes second finds nothing to do."""
-    with contextlib.suppress(FileNotFoundError):
+    """Remove the name; the memory goes with its last mapping. Whoever comes second finds nothing to do, and neither does another
+    user."""
+    with contextlib.suppress(FileNotFoundError, PermissionError):
         os.unlink(os.path.join(DIRECTORY, name))
 
 

@@ -24,7 +24,7 @@ class QueueWriter(Writer):
         self._local_readers = local_readers
         self._remote = remote
         self._pid = os.getpid()
-        self._turn = threading.RLock()  # an interrupt just after taking it does not lock its thread out
+        self._turn = threading.RLock()  # which alone knows for sure who holds it, whenever an interrupt comes
         self._unusable = ""
         self._finalizer = weakref.finalize(self, _leave, ring, remote, self._pid)
 
@@ -40,31 +40,38 @@ class QueueWriter(Writer):
 
     def wait_ready(self, timeout: float | None = None) -> None:
         """Until all readers have attached. Raises ``TimeoutError``, ``Closed``."""
-        deadline = self._take_turn(timeout)
+        self._refuse_inside()
         try:
+            deadline = self._take_turn(timeout)
             if self._ring is not None:
                 self._ring.wait_ready(deadline)
             if self._remote is not None:
                 self._remote.wait_ready(deadline)
         finally:
-            self._turn.release()
+            try:  # noqa: SIM105 - interrupts come after calls: no other one may come before the release
+                self._turn.release()
+            except RuntimeError:
+                pass  # it was not this thread's turn
 
     def put(self, message: Any, timeout: float | None = None) -> None:
         """Every reader gets ``message``, or none does: raises what pickling it raises, ``TimeoutError`` when a slow reader
         leaves no room in time, ``DeadReader`` when a reader is gone, ``Closed`` when this end was closed or cancelled. Only
         a remote reader lost during the call may leave others with the message."""
         frames = encode(message)
-        deadline = self._take_turn(timeout)
+        self._refuse_inside()
         try:
-            if self._remote is None:
-                self._ring.put(frames, deadline)  # type: ignore[union-attr]
-                return
-            self._remote.reserve(frames.total, deadline)
+            deadline = self._take_turn(timeout)
+            if self._remote is not None:
+                self._remote.reserve(frames.total, deadline)
             if self._ring is not None:
                 self._ring.put(frames, deadline)
-            self._remote.send(frames)
+            if self._remote is not None:
+                self._remote.send(frames)
         finally:
-            self._turn.release()
+            try:  # noqa: SIM105 - as above
+                self._turn.release()
+            except RuntimeError:
+                pass
 
     def cancel(self) -> None:
         """From any thread: a waiting ``put`` or ``wait_ready`` and all later ones raise ``Closed``."""
@@ -78,12 +85,21 @@ class QueueWriter(Writer):
         if os.getpid() != self._pid:
             return
         self.cancel()
+        if self._turn._is_owned():  # type: ignore[attr-defined]
+            return  # a signal's handler inside ``put``, which raises when it goes on; the end comes when this is forgotten
         with self._turn:
             self._unusable = "closed"
             self._finalizer()
 
+    def _refuse_inside(self) -> None:
+        """Half a message is in the ring: a second one would go on top of it."""
+        if self._turn._is_owned():  # type: ignore[attr-defined]
+            raise RuntimeError(
+                "this thread is writing already; a signal's handler or a finalizer must not write to the same queue"
+            )
+
     def _take_turn(self, timeout: float | None) -> float | None:
-        """Hold the lock; the deadline. Raises ``TimeoutError``, ``Closed``."""
+        """Hold the lock, which the caller releases whatever happens; the deadline. Raises ``TimeoutError``, ``Closed``."""
         deadline = None
         if timeout is None:
             self._turn.acquire()
@@ -92,7 +108,6 @@ class QueueWriter(Writer):
             if not self._turn.acquire(timeout=min(max(0.0, timeout), threading.TIMEOUT_MAX)):
                 raise TimeoutError(f"another thread was writing for {timeout} s")
         if self._unusable or os.getpid() != self._pid:
-            self._turn.release()
             raise Closed(f"the writer was {self._unusable}" if self._unusable else f"the writer belongs to process {self._pid}")
         return deadline
 
