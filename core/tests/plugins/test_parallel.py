@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import math
 import sys
 from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from hypothesis import assume, given
+from hypothesis import strategies as st
 
 from pegboard.config import ConfigError
 from pegboard.plugins import CompositionError, ExecutorProvider, ModelProvider
-from pegboard.plugins.parallel import stage_layers, undivided, undivided_heads
+from pegboard.plugins.parallel import head_layers, stage_layers, undivided, undivided_heads
 from pegboard.testing.fake_composition import fake_spec
 from pegboard.testing.plugins import compose_with
 
@@ -42,6 +45,40 @@ def test_layers_of_stages() -> None:
     assert [sizes(10, n) for n in (2, 3, 4)] == [[5, 5], [4, 3, 3], [3, 3, 2, 2]]
     assert sizes(5, 2, (1, 4)) == [1, 4]
     assert stage_layers(0, 1) == [range(0)], "a model without layers runs on one rank"
+
+
+@pytest.mark.parametrize(
+    ("num_layers", "stages", "head", "sizes"),
+    [
+        (30, 2, 4.0, [17, 13]),
+        (30, 4, 4.0, [9, 9, 8, 4]),
+        (5, 2, 0.4, [3, 2]),
+        (6, 2, 100.0, [5, 1]),
+        (4, 4, 9.0, [1, 1, 1, 1]),
+        (9, 1, 9.0, [9]),
+    ],
+)
+def test_the_head_counts_in_the_last_stage(num_layers: int, stages: int, head: float, sizes: list[int]) -> None:
+    assert [len(layers) for layers in stage_layers(num_layers, stages, head=head)] == sizes
+    explicit = [1] * (stages - 1) + [num_layers - stages + 1]
+    assert [len(layers) for layers in stage_layers(num_layers, stages, explicit, head)] == explicit
+
+
+@given(num_layers=st.integers(1, 40), stages=st.integers(1, 6), quarters=st.integers(0, 200))
+def test_no_split_is_faster(num_layers: int, stages: int, quarters: int) -> None:
+    assume(stages <= num_layers)
+    head = quarters / 4
+    sizes = [len(layers) for layers in stage_layers(num_layers, stages, head=head)]
+    slowest = max([*sizes[:-1], sizes[-1] + head])
+    fewer = math.ceil(slowest) - 1  # layers that a stage would be left with if it were faster
+    room = fewer * (stages - 1) + max(1, math.ceil(slowest - head) - 1)
+    assert room < num_layers or slowest == 1 + head, "a faster one would not hold all layers"
+
+
+def test_what_the_head_costs() -> None:
+    spec = replace(fake_spec(), vocab_size=1000, hidden_size=64, layer_weights=16000)
+    assert head_layers(spec) == 2.0
+    assert head_layers(replace(spec, layer_weights=0)) == 0.0, "a model that does not say"
 
 
 @pytest.mark.parametrize(
@@ -89,6 +126,14 @@ def test_a_model_may_have_a_rule_of_its_own(monkeypatch: pytest.MonkeyPatch) -> 
         composed(mine, tensor_parallel_size=2)
     with pytest.raises(RuntimeError, match=r"model 'mine' of .*: my_rules:even raised PluginError"):
         composed(model(capabilities=frozenset({"tp"}), parallel="my_rules:even"), tensor_parallel_size=3)
+
+
+def test_a_model_may_have_a_rule_for_stages(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "my_rules", SimpleNamespace(odd=odd_numbers_only))
+    mine = model(capabilities=frozenset({"pp"}), stages="my_rules:odd")
+    assert composed(mine, pipeline_parallel_size=3).parts["model"].name == "mine"
+    with pytest.raises(ConfigError, match=r"pipeline_parallel_size: 2 stages cannot share the layers: 2 is even \(set it to 1\)"):
+        composed(mine, pipeline_parallel_size=2)
 
 
 @pytest.mark.parametrize("field", ["tensor_parallel_size", "pipeline_parallel_size"])

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from pegboard.contracts.communicator import CommunicatorTimeout
+from pegboard.contracts.communicator import CommunicatorError, CommunicatorTimeout
 from pegboard_plugins.communicators import rendezvous, signatures, waiting
 from pegboard_plugins.communicators.fences import make_fence
 from pegboard_plugins.communicators.peers import Process, this_host
@@ -165,3 +165,21 @@ def test_nobody_answers() -> None:
     del store
     with pytest.raises(CommunicatorTimeout, match="no store answers"):
         rendezvous.meet(address, "tp0", 0.3)
+
+
+def test_a_folder_that_is_lost_ends_the_meeting(tmp_path: Path) -> None:
+    """Ranks must not wait until their time is up for somebody who can't come."""
+    folder = tmp_path / "meeting"
+    folder.mkdir()
+    meetings = [rendezvous.meet(str(folder), "tp0", 1000.0) for _ in range(2)]
+    threading.Timer(0.1, folder.rmdir).start()
+    with pytest.raises(CommunicatorError, match="meeting' is no folder"):
+        meetings[1].find("rank 1", time.monotonic() + 1000.0)
+    with pytest.raises(CommunicatorError, match="cannot write to the rendezvous"):
+        meetings[0].offer({"process": Process.current()})
+    meetings[0].withdraw()
+
+
+def test_no_rendezvous_is_not_the_folder_where_one_happens_to_be() -> None:
+    with pytest.raises(ValueError, match="several ranks need a rendezvous"):
+        rendezvous.meet("", "tp0", 1.0)

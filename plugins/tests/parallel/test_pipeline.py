@@ -5,12 +5,14 @@ from __future__ import annotations
 import itertools
 import json
 import logging
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from pegboard import LLM, SamplingParams
+from pegboard.engine.core import EngineCore
 from pegboard.testing.checkpoints import make_checkpoint
 
 PROMPTS = [[5, 6, 7], [9] * 20, [11, 12] * 9, [100], [7, 8] * 25, [40, 41, 42]]
@@ -89,6 +91,26 @@ def test_other_architectures(open_llm: Any, tmp_path: Path, architecture: str, t
     expected = answers(open_llm(folder))
     assert answers(open_llm(folder, 1, 3)) == expected
     assert answers(open_llm(folder, 2, 2)) == expected
+
+
+def test_requests_that_arrive_together_keep_every_stage_busy(
+    open_llm: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Were all of them in one plan, only one step would be in flight."""
+    depths: Counter[int] = Counter()
+    result = EngineCore._result
+    monkeypatch.setattr(EngineCore, "_result", lambda core, step: depths.update([len(core._in_flight) + 1]) or result(core, step))
+    llm = open_llm(make_checkpoint(tmp_path, num_layers=3), 1, 3)
+    llm.generate(PROMPTS, greedy(20))
+    assert depths[3] > 0.8 * depths.total()
+
+
+def test_the_head_counts_where_layers_are_spread(open_llm: Any, tmp_path: Path) -> None:
+    """Each layer has 36,864 weights, the head of 5,000 ids 320,000: it counts as 4.3 layers."""
+    folder = make_checkpoint(tmp_path, num_layers=6, vocab_size=5000, tokenizer_size=1000)
+    llm = open_llm(folder, 1, 2)
+    assert [tuple(each) for each in llm.engine.collective_rpc("layer_range")] == [(0, 5), (5, 6)]
+    assert answers(llm) == answers(open_llm(folder))
 
 
 def test_windows_that_differ_between_stages(open_llm: Any, tmp_path: Path) -> None:

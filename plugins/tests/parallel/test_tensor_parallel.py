@@ -68,7 +68,7 @@ def assert_equal_keys(several: Any, heads: int, key_heads: int) -> None:
         ("Qwen2ForCausalLM", {"tie_word_embeddings": True, "vocab_size": 1003}),
         ("Qwen3ForCausalLM", {"vocab_size": 1001, "config_overrides": {"attention_bias": True}}),
         ("LlamaForCausalLM", {"config_overrides": {"attention_bias": True, "mlp_bias": True}, "vocab_size": 1002}),
-        ("MistralForCausalLM", {"config_overrides": {"sliding_window": 9}, "hidden_size": 60, "head_dim": 16}),
+        ("MistralForCausalLM", {"config_overrides": {"sliding_window": 9}, "hidden_size": 50, "head_dim": 16}),
     ],
 )
 def test_architectures_biases_norms_and_odd_sizes(ranks: Any, tmp_path: Path, architecture: str, options: Any) -> None:

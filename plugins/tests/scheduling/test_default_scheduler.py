@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -133,6 +134,28 @@ def test_with_pipeline_stages_tokens_travel_in_the_plan(driver_of: DriverOf, dep
     driver.run()
     assert driver.scheduler.stats().num_preemptions > 0
     assert any(plan.token_slots for plan in driver.plans)
+    driver.assert_right(*requests)
+
+
+@pytest.mark.parametrize(("stages", "most"), [(1, 6), (2, 3), (4, 2)])
+def test_every_stage_has_a_share_of_the_requests(driver_of: DriverOf, stages: int, most: int) -> None:
+    """They arrive together; if they stayed together, one stage would work and the others wait."""
+    driver = driver_of(stages=stages, depth=stages)
+    requests = [make_request(f"r{i}", range(i, i + 5), 20) for i in range(6)]
+    driver.add(*requests)
+    driver.run()
+    decodes = [plan for plan in driver.plans if plan.slots and not plan.new_requests]
+    assert {len(plan.slots) for plan in decodes} == {most}
+    driver.assert_right(*requests)
+
+
+def test_an_executor_that_overlaps_nothing_serves_all_in_turn(driver_of: DriverOf) -> None:
+    driver = driver_of(stages=2, depth=1)
+    requests = [make_request(f"r{i}", range(i, i + 5), 20) for i in range(6)]
+    driver.add(*requests)
+    driver.run()
+    for one, next_one in itertools.pairwise(driver.plans[1:30]):
+        assert {*one.slots, *next_one.slots} == set(range(6))
     driver.assert_right(*requests)
 
 

@@ -87,13 +87,14 @@ def check_sum(found: torch.Tensor, parts: list[torch.Tensor], what: object) -> N
 
 
 def digest(tensor: torch.Tensor) -> str:
-    return hashlib.sha1(tensor.cpu().contiguous().view(-1).view(torch.uint8).numpy().tobytes()).hexdigest()
+    plain = tensor.cpu().clone(memory_format=torch.contiguous_format)
+    return hashlib.sha1(plain.view(-1).view(torch.uint8).numpy().tobytes()).hexdigest()
 
 
 def _layouts(tensor: torch.Tensor) -> dict[str, torch.Tensor]:
-    """Copies, contiguous and not."""
+    """Copies, contiguous and not. (A single element counts as contiguous with any stride.)"""
     found = {"contiguous": tensor.clone()}
-    if tensor.dim() > 1:
+    if tensor.dim() > 0:
         found["transposed"] = tensor.transpose(0, -1).clone(memory_format=torch.contiguous_format).transpose(0, -1)
         wide = torch.zeros(*tensor.shape[:-1], 2 * tensor.shape[-1], dtype=tensor.dtype, device=tensor.device)
         wide[..., ::2] = tensor

@@ -65,10 +65,12 @@ class World(msgspec.Struct, frozen=True, kw_only=True):
     """Place of one worker among all: ranks count TP first, then PP, then DP.
 
     ``rendezvous``: where the ranks of this engine meet, made by the executor: a directory that all of them see, or ``tcp://host:port``.
+    ``local_rank``, ``local_size``: its number among the ranks of its host, and how many these are; None: all.
     """
 
     rank: int = 0
     local_rank: int = 0
+    local_size: int | None = None
     tp_size: int = 1
     pp_size: int = 1
     dp_rank: int = 0
@@ -78,6 +80,11 @@ class World(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def size(self) -> int:
         return self.tp_size * self.pp_size
+
+    @property
+    def num_neighbours(self) -> int:
+        """Ranks of this engine that share this rank's host, itself among them."""
+        return self.local_size or self.size
 
     @property
     def tp_rank(self) -> int:

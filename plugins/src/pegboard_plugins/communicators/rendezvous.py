@@ -74,26 +74,37 @@ class Meeting(abc.ABC):
 
 
 class FolderMeeting(Meeting):
+    """Raises ``CommunicatorError`` when the folder is not there, or not any more."""
+
     def __init__(self, folder: Path, group: str) -> None:
-        if not folder.is_dir():
-            raise CommunicatorError(f"group {group!r}: the rendezvous {str(folder)!r} is no folder that this process can see")
-        self._folder, self._group = folder, quote(group, safe="")
-        self._file = folder / f"{self._group}.json"
+        self._folder, self._group = folder, group
+        self._file = folder / f"{quote(group, safe='')}.json"
+        self._check_folder()
 
     def __str__(self) -> str:
         return str(self._file)
 
     def offer(self, record: dict[str, Any]) -> None:
         draft = self._file.with_suffix(f".{os.getpid()}")
-        draft.write_text(json.dumps(record))
-        draft.replace(self._file)
+        try:
+            draft.write_text(json.dumps(record))
+            draft.replace(self._file)
+        except OSError as error:
+            raise CommunicatorError(f"group {self._group!r}: cannot write to the rendezvous {self._folder}: {error}") from error
 
     def look(self) -> dict[str, Any] | None:
         try:
             found: dict[str, Any] = json.loads(self._file.read_text())
         except FileNotFoundError:
+            self._check_folder()
             return None
         return found
+
+    def _check_folder(self) -> None:
+        if not self._folder.is_dir():
+            raise CommunicatorError(
+                f"group {self._group!r}: the rendezvous {str(self._folder)!r} is no folder that this process can see"
+            )
 
     def withdraw(self) -> None:
         self._file.unlink(missing_ok=True)
@@ -139,6 +150,11 @@ class StoreMeeting(Meeting):
 
 
 def meet(rendezvous: str, group: str, timeout: float) -> Meeting:
+    """Raises ``ValueError`` where there is none."""
+    if not rendezvous:
+        raise ValueError(
+            f"group {group!r}: several ranks need a rendezvous, a folder or tcp://host:port; their executor gave none"
+        )
     if rendezvous.startswith("tcp://"):
         return StoreMeeting(rendezvous, group, timeout)
     return FolderMeeting(Path(rendezvous), group)

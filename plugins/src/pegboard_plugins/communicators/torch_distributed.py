@@ -207,8 +207,8 @@ class TorchDistributedCommunicator(Communicator):
 
 
 def _bytes(tensor: torch.Tensor) -> torch.Tensor:
-    """Of a contiguous tensor: back ends know few dtypes, but all know uint8."""
-    return tensor.view(-1).view(torch.uint8)
+    """Of a contiguous tensor: back ends know few dtypes, but all know uint8. (One of a single element may have any stride.)"""
+    return tensor.as_strided((tensor.numel(),), (1,)).view(torch.uint8)
 
 
 def _gloo_device(rendezvous: str | None) -> Any:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from math import prod
 
 from pegboard_plugins.layers.sharing import WHOLE, Share, Span
 from pegboard_plugins.models.llama_config import LlamaConfig
@@ -92,6 +93,11 @@ def layer_parameters(config: LlamaConfig, prefix: str, share: Share = WHOLE) -> 
     yield _vector(f"{prefix}.post_attention_layernorm.weight", hidden)
     yield from _shared_outputs(mlp, "gate_up_proj", gate_up, hidden, config.mlp_bias, share)
     yield from _shared_inputs(mlp, "down_proj", (hidden, inner), columns, config.mlp_bias, share)
+
+
+def matrix_elements(found: Iterable[Parameter]) -> int:
+    """Of all that a token is multiplied by."""
+    return sum(prod(source.shape) for parameter in found for source in parameter.sources if len(source.shape) == 2)
 
 
 def _vector(name: str, size: int) -> Parameter:

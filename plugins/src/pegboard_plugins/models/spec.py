@@ -12,7 +12,8 @@ from pegboard.contracts.model_source import ModelSource
 from pegboard.plugins.parallel import undivided, undivided_heads
 from pegboard_plugins.layers.rope_parameters import ignored_partial_rotary
 from pegboard_plugins.loaders.safetensors_files import stored_dtype
-from pegboard_plugins.models.llama_config import LlamaConfig, llama_config
+from pegboard_plugins.models.llama_config import llama_config
+from pegboard_plugins.models.llama_tensors import layer_parameters, matrix_elements
 
 logger = logging.getLogger(__name__)
 
@@ -41,10 +42,11 @@ def llama_spec(source: ModelSource) -> ModelSpec:
         head_size=config.head_size,
         max_model_len=config.rope.max_model_len,
         dtype=stated_dtype(source.config, where) or stored_dtype(source),
-        eos_token_ids=eos_token_ids(source, config),
+        eos_token_ids=eos_token_ids(source, config.vocab_size),
         tie_word_embeddings=config.tie_word_embeddings,
         sliding_window=min(windows) if windows else None,
         prompt_length_rope=config.rope.depends_on_length,
+        layer_weights=matrix_elements(layer_parameters(config, "")),
         details=dict(source.config),
     )
 
@@ -73,11 +75,11 @@ def stated_dtype(config: Mapping[str, Any], where: str) -> str | None:
     return dtype
 
 
-def eos_token_ids(source: ModelSource, config: LlamaConfig) -> tuple[int, ...]:
+def eos_token_ids(source: ModelSource, vocab_size: int) -> tuple[int, ...]:
     """The union of what generation_config and config state, in that order. What is no id of the vocabulary is left out; the
     engine, which reads the same files, warns of it."""
     stated = (value for part in (source.generation_config, source.config) for value in _ids(part.get("eos_token_id")))
-    valid = (v for v in stated if isinstance(v, int) and not isinstance(v, bool) and 0 <= v < config.vocab_size)
+    valid = (v for v in stated if isinstance(v, int) and not isinstance(v, bool) and 0 <= v < vocab_size)
     return tuple(dict.fromkeys(valid))
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from operator import attrgetter
+
 from msgspec.structs import replace
 
 from pegboard.contracts.kv_cache_manager import BlockIds
@@ -14,17 +16,20 @@ from pegboard_plugins.scheduling.room import RoomMaker
 from pegboard_plugins.scheduling.starting import Starter
 from pegboard_plugins.scheduling.state import InFlight, SchedulerState
 
+_last_step = attrgetter("last_step")
+
 
 class Planner:
     """Fills one ``SchedulerOutput`` per call of ``make_plan``. Holds nothing from one step to the next.
 
-    ``sends_tokens``: the workers do not all see the samples (pipeline stages), so known tokens travel in the plan.
+    ``num_stages``: of the pipeline. With several, the workers do not all see the samples, so known tokens travel in the plan. And
+    of the requests that generate a plan takes no more than its share: all in one would leave the other stages idle.
     """
 
-    def __init__(self, state: SchedulerState, policies: Policies, max_num_batched_tokens: int, sends_tokens: bool) -> None:
+    def __init__(self, state: SchedulerState, policies: Policies, max_num_batched_tokens: int, num_stages: int) -> None:
         self.state, self.policies = state, policies
         self.max_num_batched_tokens = max_num_batched_tokens
-        self.sends_tokens = sends_tokens
+        self.num_stages = num_stages
         self.room, self.starter = RoomMaker(self), Starter(self)
         self.budget = 0
         self.plan = SchedulerOutput(step_id=0)
@@ -61,13 +66,16 @@ class Planner:
     # -- running requests ----------------------------------------------------------------------------------------------
 
     def _plan_running(self) -> None:
-        """One row per running request, oldest first: its last token, or the next chunk of what it has to compute."""
+        """One row per running request: its last token, or the next chunk of what it has to compute. Oldest first; with stages
+        those first that have waited longest, so that an executor which does not overlap steps serves all of them in turn."""
         plan, preempted = self.plan, self.preempted
         add_row, add_slot, add_count = self.rows.append, plan.slots.append, plan.num_scheduled_tokens.append
         add_computed, add_sample = plan.num_computed_tokens.append, plan.num_to_sample.append
         running_status = RequestStatus.RUNNING
-        budget, rows_left = self.budget, len(self.state.running)
-        for request in self.state.running:
+        running = self.state.running
+        budget, rows_left = self.budget, len(running)
+        singles_left = -(-rows_left // self.num_stages)
+        for request in running if self.num_stages == 1 else sorted(running, key=_last_step):
             rows_left -= 1
             if budget <= 0:
                 break
@@ -78,7 +86,12 @@ class Planner:
             if in_flight and (target >= request.max_len or request.in_turn or request.num_drafts):
                 continue
             computed = request.num_computed
-            if target - computed != 1 or target > request.capacity or request.spec_token_ids:
+            single = target - computed == 1
+            if single:
+                if not singles_left:
+                    continue  # for another plan in flight
+                singles_left -= 1
+            if not single or target > request.capacity or request.spec_token_ids:
                 self.budget = budget
                 self._plan_with_care(request, target - computed, rows_left)
                 budget = self.budget
@@ -207,7 +220,7 @@ class Planner:
         if state.special:
             columns = zip(rows, plan.slots, plan.num_to_sample, strict=True)
             plan.grammar_slots = [slot for r, slot, samples in columns if samples and r.wire.grammar is not None]
-        if self.sends_tokens:
+        if self.num_stages > 1:
             for request in rows:
                 known = len(request.token_ids)
                 if known > request.num_sent:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Sequence
+import time
+from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING
 
 from pegboard.config.models import EngineConfig
@@ -50,8 +51,10 @@ class DefaultScheduler(Scheduler):
         kv_config: KVCacheConfig,
         event_sinks: Sequence[EventSink] | None = None,
         grammars: GrammarStates | None = None,
+        clock: Callable[[], float] = time.time,
     ) -> None:
-        """``event_sinks``: None makes those that the composition has. Without ``grammars`` no request may have one."""
+        """``event_sinks``: None makes those that the composition has. Without ``grammars`` no request may have one. ``clock``:
+        the time as policies are told."""
         limits = config.scheduler
         self.max_model_len = config.max_model_len or composition.spec.max_model_len
         allocator = composition.create("kv_allocator", num_blocks=kv_config.num_blocks, block_size=kv_config.block_size)
@@ -63,15 +66,15 @@ class DefaultScheduler(Scheduler):
         guard = PolicyGuard(limits.strict)
         waiting = WaitingRequests(composition.create("request_queue"), guard)
         sinks = list(composition.create_all("event_sink").values()) if event_sinks is None else event_sinks
-        self.state = SchedulerState(self.kv, waiting, guard, EventEmitter(sinks), limits.max_num_seqs, grammars)
+        self.state = SchedulerState(self.kv, waiting, guard, EventEmitter(sinks), limits.max_num_seqs, grammars, clock)
         self.policies = Policies(
             guard,
             admission=composition.create("admission_policy"),
             chunk=composition.create("chunk_policy"),
             preemption=composition.create("preemption_policy"),
         )
-        self._sends_tokens = config.executor.pipeline_parallel_size > 1
-        self.planner = Planner(self.state, self.policies, limits.max_num_batched_tokens, self._sends_tokens)
+        self._num_stages = config.executor.pipeline_parallel_size
+        self.planner = Planner(self.state, self.policies, limits.max_num_batched_tokens, self._num_stages)
         self._salt_with_length = composition.spec.prompt_length_rope
         self._num_arrived = 0
         self._told_about_pool = False
@@ -90,7 +93,7 @@ class DefaultScheduler(Scheduler):
             )  # fmt: skip
         self._num_arrived += 1
         self.state.enter(
-            Request(request, self._num_arrived, max_len, salt_with_length=self._salt_with_length, in_turn=self._sends_tokens)
+            Request(request, self._num_arrived, max_len, salt_with_length=self._salt_with_length, in_turn=self._num_stages > 1)
         )
 
     def _check(self, request: EngineCoreRequest) -> None:

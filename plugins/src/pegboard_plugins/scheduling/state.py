@@ -5,6 +5,7 @@ from __future__ import annotations
 import heapq
 import time
 from collections import deque
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -43,9 +44,10 @@ class SchedulerState:
         events: EventEmitter,
         max_num_seqs: int,
         grammars: GrammarStates | None = None,
+        clock: Callable[[], float] = time.time,
     ) -> None:
         self.kv, self.waiting, self.guard, self.events, self.grammars = kv, waiting, guard, events, grammars
-        self.max_num_seqs = max_num_seqs
+        self.max_num_seqs, self.clock = max_num_seqs, clock
         self.block_size = kv.block_size
         self.requests: dict[str, Request] = {}
         self.running: list[Request] = []
@@ -180,7 +182,7 @@ class SchedulerState:
     def situation(self, token_budget: int) -> SchedulingView:
         return SchedulingView(
             step=self.step,
-            now=time.time(),
+            now=self.clock(),
             token_budget=token_budget,
             num_running=len(self.running),
             num_waiting=len(self.waiting),
