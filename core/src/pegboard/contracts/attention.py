@@ -17,6 +17,11 @@ GraphSupport = Literal["never", "decode_only", "always"]
 KVScales = Literal["none", "tensor", "head"]
 """What a layer's stored keys and values are multiplied with when they are read: nothing, a number, or a number per head."""
 
+INT8_LIMIT: Final = 127
+"""Keys and values in an int8 cache are rounded to the nearest whole number (ties to even) and cut off at plus and minus this."""
+FLOAT8_LIMIT: Final = 448.0
+"""The same for a float8_e4m3fn cache: its largest number. Rounding is to the nearest, ties to even."""
+
 
 @dataclass(frozen=True, slots=True)
 class AttentionQuery:
@@ -106,6 +111,11 @@ class AttentionBackend(abc.ABC):
 
     name: ClassVar[str]
     graph_support: ClassVar[GraphSupport] = "never"
+    """Of which steps a graph can be captured: ``decode_only`` are those whose rows have one token each. A backend that says so
+    has ``graph_metadata`` and ``refill``."""
+    kv_layout: ClassVar[str] = ""
+    """Names of the dimensions of ``kv_cache_shape``, such as "block kv head token dim". Backends with the same layout and shape
+    can work on one cache; with an empty one a backend works on its own only."""
 
     @classmethod
     @abc.abstractmethod
@@ -121,12 +131,27 @@ class AttentionBackend(abc.ABC):
     def move_blocks(cls, source: torch.Tensor, target: torch.Tensor, pairs: torch.Tensor) -> None:
         """Copy whole blocks of one layer's cache; ``pairs`` [N, 2] int64, of ids in ``source`` and ids in ``target``. They may be
         the same tensor (forks), or lie on device and host (swaps). Every source is read before any target is written."""
+        import torch
+
+        if source.dtype.itemsize == 1:  # torch indexes no 8-bit floating point numbers on a processor
+            source, target = source.view(torch.uint8), target.view(torch.uint8)
         moved = source.index_select(0, pairs[:, 0].to(source.device))
         target.index_copy_(0, pairs[:, 1].to(target.device), moved.to(target.device))
 
     @abc.abstractmethod
     def build_metadata(self, common: CommonAttentionMetadata) -> Any:
         """Whatever ``forward`` needs, computed once per step and shared by the layers of the group."""
+
+    def graph_metadata(self, num_rows: int, max_blocks: int) -> Any:
+        """Metadata of a step of ``num_rows`` rows with one token each and up to ``max_blocks`` blocks, for a graph: in buffers
+        that stay where they are, and with everything that a captured ``forward`` bakes in fixed by these two numbers. All rows
+        are padding until ``refill``. Raises ``TypeError`` for a backend whose ``graph_support`` is "never"."""
+        raise TypeError(f"{type(self).__name__}.graph_support is {self.graph_support!r}: it has no metadata for graphs")
+
+    def refill(self, metadata: Any, common: CommonAttentionMetadata) -> None:
+        """Put a step of at most as many rows, with one token each, into what ``graph_metadata`` made; the rows after them become
+        padding, which stores nothing. Only copies on the current stream, so that a replay may follow at once."""
+        raise TypeError(f"{type(self).__name__}.graph_support is {self.graph_support!r}: it has no metadata for graphs")
 
     @abc.abstractmethod
     def forward(
@@ -141,3 +166,33 @@ class AttentionBackend(abc.ABC):
     ) -> torch.Tensor:
         """Write ``key``/``value`` [T, num_kv_heads, head_size] into ``kv_cache``, then attend with ``query``
         [T, num_heads, head_size] causally over each row's own tokens. Fills and returns ``out``, shaped like ``query``."""
+
+
+class SplitAttentionBackend(AttentionBackend):
+    """A backend that stores and attends in two calls, so that a part of a step's rows can be given to another one.
+
+    In a pair each of two backends gets its own rows, and both have stored before one attends (see ``AttentionBackend``).
+    """
+
+    @abc.abstractmethod
+    def store(self, layer: AttentionLayer, key: torch.Tensor, value: torch.Tensor, kv_cache: torch.Tensor, metadata: Any) -> None:
+        """Write ``key``/``value`` [T, num_kv_heads, head_size] into their slots."""
+
+    @abc.abstractmethod
+    def attend(
+        self, layer: AttentionLayer, query: torch.Tensor, kv_cache: torch.Tensor, metadata: Any, out: torch.Tensor
+    ) -> torch.Tensor:
+        """Attention of ``query`` [T, num_heads, head_size] over the cache. Fills and returns ``out``."""
+
+    def forward(
+        self,
+        layer: AttentionLayer,
+        query: torch.Tensor,
+        key: torch.Tensor,
+        value: torch.Tensor,
+        kv_cache: torch.Tensor,
+        metadata: Any,
+        out: torch.Tensor,
+    ) -> torch.Tensor:
+        self.store(layer, key, value, kv_cache, metadata)
+        return self.attend(layer, query, kv_cache, metadata, out)

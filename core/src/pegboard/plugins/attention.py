@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import logging
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from pegboard.contracts.attention import AttentionBackend, AttentionQuery, Support
+from pegboard.plugins.attention_pair import pair, unpairable
 from pegboard.plugins.checks import load_target
 from pegboard.plugins.errors import CompositionError, PluginError
-from pegboard.plugins.parts import AUTO, ask
+from pegboard.plugins.parts import AUTO, ask, why_chosen
 from pegboard.plugins.provider import AttentionBackendProvider, Provider
 
 if TYPE_CHECKING:
@@ -29,16 +30,52 @@ class AttentionChoice:
 
 
 def select_attention(query: AttentionQuery, composition: Composition) -> AttentionChoice:
-    """The backend for ``query``. A named one must support it; for "auto" ``select_attention_backend`` decides, then the highest
-    priority among those that support it.
+    """The backend for ``query``. A named one must support it, and so must both of "prefill,decode", which must also be able to
+    share a cache; for "auto" ``select_attention_backend`` decides, then the highest priority among those that support it.
 
     Raises ``CompositionError`` when none does, with every candidate's reasons.
     """
     name, host = composition.config.attention.backend, composition.host
-    choice = _auto(query, host) if name == AUTO else _named(name, query, host)
+    names = backend_names(name)
+    if len(names) == 2:
+        choice = _paired(names, query, composition)
+    else:
+        choice = _auto(query, host) if name == AUTO else _named(names[0], query, host)
     host.activate(choice.provider.plugin)
     logger.info("attention=%s (%s)", choice.provider.name, "; ".join(choice.reasons))
     return choice
+
+
+def backend_names(setting: str) -> list[str]:
+    """The names in ``attention.backend``: one, or two for prefill and decode. Raises ``PluginError`` for others."""
+    names = [name.strip() for name in setting.split(",")]
+    if len(names) > 2 or not all(names) or (len(names) == 2 and AUTO in names):
+        raise PluginError(
+            f"attention.backend = {setting!r} is neither a backend's name nor two of them, 'prefill,decode'"
+            + (f"; {AUTO!r} is none" if AUTO in names else "")
+        )
+    return names
+
+
+def _paired(names: list[str], query: AttentionQuery, composition: Composition) -> AttentionChoice:
+    host = composition.host
+    chosen = [_named(name, query, host) for name in names]
+    if names[0] == names[1]:
+        return chosen[0]
+    prefill, decode = (choice.backend for choice in chosen)
+    problems = unpairable(prefill, decode, query)
+    if problems:
+        raise CompositionError([f"attention.backend = {','.join(names)!r}: {problem}" for problem in problems])
+    for choice in chosen:
+        host.activate(choice.provider.plugin)
+    providers = {choice.backend: choice.provider for choice in chosen}
+
+    def make(backend: type[AttentionBackend], offered: dict[str, Any]) -> AttentionBackend:
+        return composition.make(providers[backend], **offered)  # type: ignore[no-any-return]
+
+    both = pair(prefill, decode, make)  # type: ignore[arg-type]
+    provider = replace(chosen[1].provider, name=",".join(names), target=both)
+    return AttentionChoice(provider, both, (f"{names[0]} for prefill, {names[1]} for decode: named by attention.backend",))
 
 
 def _named(name: str, query: AttentionQuery, host: PluginHost) -> AttentionChoice:
@@ -72,9 +109,7 @@ def _auto(query: AttentionQuery, host: PluginHost) -> AttentionChoice:
         raise CompositionError([f"attention: no backend can serve {query}", *reasons])
     chosen = ask(host, "select_attention_backend", query=query, candidates={n: p for n, (p, _) in backends.items()})
     if chosen is not None:
-        why = (
-            f"{chosen}: chosen by select_attention_backend of {' or '.join(host.hook.implemented_by('select_attention_backend'))}"
-        )
+        why = f"{chosen}: {why_chosen(host, 'select_attention_backend', chosen)}"
     else:
         chosen = min(backends, key=lambda n: (-backends[n][0].priority, n))
         why = f"{chosen}: supports the query, priority {backends[chosen][0].priority}"

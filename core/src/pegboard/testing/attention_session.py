@@ -15,11 +15,15 @@ import numpy as np
 import torch
 
 from pegboard.contracts.attention import AttentionBackend, AttentionLayer, AttentionQuery, CommonAttentionMetadata
-from pegboard.testing.reference_attention import attend
+from pegboard.testing.reference_attention import attend, from_stored, to_stored
 
 TOLERANCE = {"float32": (1e-5, 1e-5), "float16": (4e-3, 4e-3), "bfloat16": (3e-2, 2e-2)}
 """(absolute, relative) against float64, for keys, queries and values drawn from N(0, 1). bfloat16 has 8 bits: scores and
 probabilities rounded to it are off by up to 1/256 of themselves; a backend that keeps them in float32 does better."""
+
+
+SCALES = {"int8": 0.037, "float8_e4m3fn": 0.61}
+"""What layers with scales have, by the type of the cache (1.3 for others): numbers that float32 cannot hold exactly."""
 
 
 @dataclass
@@ -63,25 +67,21 @@ class AttentionSession:
     ) -> None:
         self.query = query
         self.backend = make(query)
-        self.dtype = getattr(torch, query.dtype)
-        self.layer = AttentionLayer(
-            name="layers.0.attn",
-            num_heads=query.num_heads,
-            num_kv_heads=query.num_kv_heads,
-            head_size=query.head_size,
-            scale=query.head_size**-0.5,
-            sliding_window=query.sliding_window,
-            logits_soft_cap=query.logits_soft_cap,
-        )
+        self.dtype, self.kv_dtype = getattr(torch, query.dtype), getattr(torch, query.kv_dtype)
+        self.layer = layer_of(query)
         shape = self.backend.kv_cache_shape(num_blocks, query.block_size, query.num_kv_heads, query.head_size)
-        kv_dtype = getattr(torch, query.kv_dtype)
-        self.caches = [torch.full(shape, float("nan"), dtype=kv_dtype, device=query.device) for _ in range(num_layers)]
+        self.caches = [self.empty_cache(shape) for _ in range(num_layers)]
         self.rows: dict[str, Row] = {}
         self._random = torch.Generator().manual_seed(seed)
         self._rng = np.random.default_rng(seed)
         free = np.arange(num_blocks) if contiguous else self._rng.permutation(num_blocks)
         self.free: list[int] = free.tolist()[::-1]
         self._num_blocks = num_blocks
+
+    def empty_cache(self, shape: Sequence[int]) -> Any:
+        """A cache full of what must not be read: NaN, or a large number where the type has none."""
+        rubbish = 101 if self.kv_dtype == torch.int8 else float("nan")
+        return torch.full(tuple(shape), rubbish, dtype=self.kv_dtype, device=self.query.device)
 
     def fork(self, parent: str, child: str, tokens: int) -> None:
         """A new row that shares its first ``tokens`` tokens (whole blocks) with another, as prefix caching does."""
@@ -145,6 +145,17 @@ class AttentionSession:
         assert result.data_ptr() == out.data_ptr(), "forward must fill and return `out`"
         return out
 
+    def replay(self, metadata: Any, step: Step | None, num_tokens: int) -> Any:
+        """A forward on ``num_tokens`` tokens, of which those after ``step``'s are padding, as in a captured graph."""
+        q = self.query
+        whole = self.draw(num_tokens, q.num_heads + 2 * q.num_kv_heads, q.head_size)
+        query, key, value = whole.split([q.num_heads, q.num_kv_heads, q.num_kv_heads], dim=1)
+        if step is not None:
+            for part, given in ((query, step.query), (key, step.key), (value, step.value)):
+                part[: len(given)] = given
+        out = torch.full(query.shape, float("nan"), dtype=self.dtype, device=q.device)
+        return self.backend.forward(self.layer, query, key, value, self.caches[0], metadata, out)
+
     def check(self, new: Sequence[tuple[str, int]], forks: Mapping[str, tuple[str, int]] | None = None) -> None:
         """One step whose output must equal plain attention."""
         step = self.prepare(new, forks=forks)
@@ -158,9 +169,35 @@ class AttentionSession:
     def _append(self, row: Row, key: Any, value: Any) -> list[int]:
         """Slots of the new tokens; takes the blocks they need."""
         size, begin = self.query.block_size, row.length
-        key, value = key.cpu().double(), value.cpu().double()
+        key = from_stored(to_stored(key, self.layer.key_scale, self.kv_dtype), self.layer.key_scale).cpu().double()
+        value = from_stored(to_stored(value, self.layer.value_scale, self.kv_dtype), self.layer.value_scale).cpu().double()
         row.keys = key if row.keys is None else torch.cat([row.keys, key])
         row.values = value if row.values is None else torch.cat([row.values, value])
         while len(row.blocks) * size < row.length:
             row.blocks.append(self.free.pop())
         return [row.blocks[at // size] * size + at % size for at in range(begin, row.length)]
+
+
+def layer_of(query: AttentionQuery) -> AttentionLayer:
+    """A layer with everything that ``query`` speaks of."""
+    heads = torch.arange(query.num_heads, device=query.device)
+    key_scale = SCALES.get(query.kv_dtype, 1.3)
+    by_head = 1 + 0.11 * torch.arange(query.num_kv_heads, device=query.device)
+    scales: dict[str, tuple[Any, Any]] = {
+        "none": (None, None),
+        "tensor": (key_scale, 1.07 * key_scale),
+        "head": (key_scale * by_head, 1.07 * key_scale * by_head.flip(0)),
+    }
+    return AttentionLayer(
+        name="layers.0.attn",
+        num_heads=query.num_heads,
+        num_kv_heads=query.num_kv_heads,
+        head_size=query.head_size,
+        scale=query.head_size**-0.5,
+        sliding_window=query.sliding_window,
+        logits_soft_cap=query.logits_soft_cap,
+        alibi_slopes=2.0 ** (-0.5 * (heads + 1)) if query.alibi else None,
+        sinks=1.5 - 0.75 * (heads % 5) if query.sinks else None,
+        key_scale=scales[query.kv_scales][0],
+        value_scale=scales[query.kv_scales][1],
+    )

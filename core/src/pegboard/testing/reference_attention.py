@@ -10,27 +10,32 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from pegboard.contracts.attention import AttentionBackend, AttentionLayer, AttentionQuery, CommonAttentionMetadata, Support
+from pegboard.contracts.attention import (
+    FLOAT8_LIMIT,
+    INT8_LIMIT,
+    AttentionLayer,
+    AttentionQuery,
+    CommonAttentionMetadata,
+    SplitAttentionBackend,
+    Support,
+)
 
 if TYPE_CHECKING:
     from torch import Tensor
 
 
-class ReferenceAttentionBackend(AttentionBackend):
+class ReferenceAttentionBackend(SplitAttentionBackend):
     """The cache is [num_blocks, 2, block_size, num_kv_heads, head_size]: keys, then values."""
 
     name = "reference"
+    kv_layout = "block kv token head dim"
 
     def __init__(self, query: AttentionQuery | None = None, device: Any = None) -> None:
         self.query = query
 
     @classmethod
     def supports(cls, query: AttentionQuery) -> Support:
-        return Support.of(
-            _device_problem(query.device),
-            "ALiBi is not implemented" if query.alibi else None,
-            "attention sinks are not implemented" if query.sinks else None,
-        )
+        return Support.of(_device_problem(query.device))
 
     @classmethod
     def kv_cache_shape(cls, num_blocks: int, block_size: int, num_kv_heads: int, head_size: int) -> tuple[int, ...]:
@@ -39,19 +44,23 @@ class ReferenceAttentionBackend(AttentionBackend):
     def build_metadata(self, common: CommonAttentionMetadata) -> CommonAttentionMetadata:
         return common
 
-    def forward(
-        self, layer: AttentionLayer, query: Tensor, key: Tensor, value: Tensor, kv_cache: Tensor, metadata: Any, out: Tensor
-    ) -> Tensor:
+    def store(self, layer: AttentionLayer, key: Tensor, value: Tensor, kv_cache: Tensor, metadata: Any) -> None:
         common: CommonAttentionMetadata = metadata
+        keys = to_stored(key, layer.key_scale, kv_cache.dtype)
+        values = to_stored(value, layer.value_scale, kv_cache.dtype)
         for token in range(common.num_tokens):
             slot = int(common.slot_mapping[token])
             block, offset = divmod(slot, common.block_size)
-            kv_cache[block, 0, offset] = key[token]
-            kv_cache[block, 1, offset] = value[token]
+            kv_cache[block, 0, offset] = keys[token]
+            kv_cache[block, 1, offset] = values[token]
+
+    def attend(self, layer: AttentionLayer, query: Tensor, kv_cache: Tensor, metadata: Any, out: Tensor) -> Tensor:
+        common: CommonAttentionMetadata = metadata
         for row in range(common.num_rows):
             start, end = int(common.query_start_loc[row]), int(common.query_start_loc[row + 1])
             if end > start:
                 keys, values = gather_row(kv_cache, common, row)
+                keys, values = from_stored(keys, layer.key_scale), from_stored(values, layer.value_scale)
                 out[start:end] = attend(layer, query[start:end], keys, values).to(out.dtype)
         return out
 
@@ -62,6 +71,29 @@ def _device_problem(device: str) -> str | None:
     except RuntimeError:
         return f"torch knows no device {device!r}"
     return None
+
+
+def to_stored(values: Tensor, scale: float | Tensor | None, dtype: torch.dtype) -> Tensor:
+    """Keys or values [T, num_kv_heads, head_size] as a cache of ``dtype`` holds them: divided by ``scale``, a number or one per
+    head, in float32; rounded and cut off as the contract says."""
+    if scale is None and dtype == values.dtype:
+        return values
+    scaled = values.float() if scale is None else values.float() / _by_head(scale)
+    if dtype == torch.int8:
+        return scaled.round().clamp(-INT8_LIMIT, INT8_LIMIT).to(dtype)
+    return scaled.clamp(-FLOAT8_LIMIT, FLOAT8_LIMIT).to(dtype) if dtype == torch.float8_e4m3fn else scaled.to(dtype)
+
+
+def from_stored(values: Tensor, scale: float | Tensor | None) -> Tensor:
+    """What keys or values [T, num_kv_heads, head_size] out of a cache stand for; in float32 where they have a scale, or are of
+    a type that is only stored."""
+    narrow = values.dtype in (torch.int8, torch.float8_e4m3fn)
+    values = values.float() if narrow or scale is not None else values
+    return values if scale is None else values * _by_head(scale)
+
+
+def _by_head(scale: float | Tensor) -> float | Tensor:
+    return scale[:, None].float() if isinstance(scale, torch.Tensor) else scale
 
 
 def gather_row(kv_cache: Tensor, common: CommonAttentionMetadata, row: int) -> tuple[Tensor, Tensor]:
@@ -80,6 +112,8 @@ def attend(layer: AttentionLayer, query: Tensor, keys: Tensor, values: Tensor) -
     """
     precision = torch.promote_types(query.dtype, torch.float32)
     query, keys, values = query.to(precision), keys.to(precision), values.to(precision)
+    slopes = None if layer.alibi_slopes is None else layer.alibi_slopes.to(query)
+    sinks = None if layer.sinks is None else layer.sinks.to(query)
     group = layer.num_heads // layer.num_kv_heads
     out = torch.empty_like(query)
     first = keys.shape[0] - query.shape[0]
@@ -91,5 +125,10 @@ def attend(layer: AttentionLayer, query: Tensor, keys: Tensor, values: Tensor) -
             scores = visible @ query[i, head] * layer.scale
             if layer.logits_soft_cap is not None:
                 scores = layer.logits_soft_cap * torch.tanh(scores / layer.logits_soft_cap)
-            out[i, head] = torch.softmax(scores, dim=0) @ values[oldest : position + 1, head // group]
+            if slopes is not None:
+                scores = scores + slopes[head] * torch.arange(oldest - position, 1, device=query.device)
+            if sinks is not None:
+                scores = torch.cat([scores, sinks[head : head + 1]])
+            weights = torch.softmax(scores, dim=0)[: position + 1 - oldest]
+            out[i, head] = weights @ values[oldest : position + 1, head // group]
     return out

@@ -9,6 +9,9 @@ from __future__ import annotations
 
 import torch
 
+KV_LAYOUT = "block kv head token dim"
+"""Backends of other packages that say the same can share a cache with this one."""
+
 WORDWISE_ROWS = 128
 """From so many rows on, writing them as 64-bit words saves more than making the views costs."""
 

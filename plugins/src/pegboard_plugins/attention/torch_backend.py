@@ -8,14 +8,14 @@ from typing import ClassVar
 import torch
 
 from pegboard.contracts.attention import (
-    AttentionBackend,
     AttentionLayer,
     AttentionQuery,
     CommonAttentionMetadata,
     GraphSupport,
+    SplitAttentionBackend,
     Support,
 )
-from pegboard_plugins.attention.cache_layout import kv_cache_shape, slot_rows, write_tokens
+from pegboard_plugins.attention.cache_layout import KV_LAYOUT, kv_cache_shape, slot_rows, write_tokens
 from pegboard_plugins.attention.context import StepContext
 from pegboard_plugins.attention.plan import sections, shared_sets
 from pegboard_plugins.attention.rows import RowSet
@@ -56,7 +56,7 @@ class TorchMetadata:
         return found
 
 
-class TorchAttentionBackend(AttentionBackend):
+class TorchAttentionBackend(SplitAttentionBackend):
     """Scores, softmax and values as batched matrix products, with the query heads of one key head side by side.
 
     That needs no copies of keys and values per query head, and on a CPU it is faster than
@@ -65,6 +65,7 @@ class TorchAttentionBackend(AttentionBackend):
 
     name: ClassVar[str] = "torch"
     graph_support: ClassVar[GraphSupport] = "never"
+    kv_layout: ClassVar[str] = KV_LAYOUT
 
     def __init__(self, query: AttentionQuery, device: torch.device | str | None = None) -> None:
         self.query = query
@@ -131,17 +132,24 @@ class TorchAttentionBackend(AttentionBackend):
         small = rows.query_len[0] == 1 and keys <= shape.limits.float32_keys
         return torch.float32 if small else self._dtype
 
-    def forward(
+    def store(
         self,
         layer: AttentionLayer,
-        query: torch.Tensor,
         key: torch.Tensor,
         value: torch.Tensor,
         kv_cache: torch.Tensor,
         metadata: TorchMetadata,
+    ) -> None:
+        write_tokens(key, value, kv_cache, metadata.rows)
+
+    def attend(
+        self,
+        layer: AttentionLayer,
+        query: torch.Tensor,
+        kv_cache: torch.Tensor,
+        metadata: TorchMetadata,
         out: torch.Tensor,
     ) -> torch.Tensor:
-        write_tokens(key, value, kv_cache, metadata.rows)
         runs = kv_cache.view(-1, self._run_size)
         plan = metadata.plan(layer.sliding_window)
         for section in plan.sections:

@@ -1,0 +1,62 @@
+"""Check on a machine with an NVIDIA GPU what cannot be checked without one: kernels compiled, at speed, next to plain attention.
+
+    python scripts/gpu_check.py [--only NAME] [--json FILE]
+
+Needs torch and triton, and this checkout; nothing has to be installed. Prints a table and ends with status 0 if every check has
+passed, 1 if one has failed, 2 where there is no CUDA device. Takes a few minutes.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import json
+import sys
+import time
+import traceback
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[1]
+sys.path[:0] = [str(ROOT / "scripts"), *(str(ROOT / folder / "src") for folder in ("core", "plugins", "plugins-attn-triton"))]
+
+SECTIONS = ("attention_kernels", "attention_bandwidth")
+"""Modules of ``gpu_checks``, in order. Each has ``run(device)``, which yields a ``Check`` at a time."""
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--only", default="", help="sections whose name contains this")
+    parser.add_argument("--json", type=Path, help="also write the results here")
+    options = parser.parse_args()
+    import torch
+    import triton
+
+    if not torch.cuda.is_available():
+        print("there is no CUDA device", file=sys.stderr)
+        return 2
+    from gpu_checks.report import Check
+
+    device = torch.device("cuda", torch.cuda.current_device())
+    major, minor = torch.cuda.get_device_capability(device)
+    print(f"{torch.cuda.get_device_name(device)}, sm_{major}{minor}, torch {torch.__version__}, triton {triton.__version__}")
+    begin, results = time.monotonic(), []
+    for name in SECTIONS:
+        if options.only not in name:
+            continue
+        print(f"\n{name}", flush=True)
+        try:
+            for check in importlib.import_module(f"gpu_checks.{name}").run(device):
+                results.append(check)
+                print(f"  {check}", flush=True)
+        except Exception:
+            results.append(Check(name, False, traceback.format_exc(limit=-3)))
+            print(f"  {results[-1]}", flush=True)
+    failed = [check for check in results if not check.passed]
+    print(f"\n{len(results)} checks, {len(failed)} failed, {time.monotonic() - begin:.0f} s")
+    if options.json is not None:
+        options.json.write_text(json.dumps([check.data() for check in results], indent=1))
+    return 1 if failed or not results else 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

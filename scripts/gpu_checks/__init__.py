@@ -1,0 +1,1 @@
+"""Sections of ``scripts/gpu_check.py``."""
