@@ -25,6 +25,8 @@ def test_sizes_and_defaults():
     assert (found.num_layers, found.num_heads, found.num_kv_heads, found.head_size) == (2, 4, 4, 16)
     assert (found.max_model_len, found.dtype, found.sliding_window, found.tie_word_embeddings) == (256, None, None, False)
     assert not found.prompt_length_rope
+    assert found.layer_weights == 4 * 64 * 64 + 3 * 64 * 128
+    assert spec(num_key_value_heads=2, attention_bias=True).layer_weights == 3 * 64 * 64 + 3 * 64 * 128
     assert found.details["hidden_size"] == 64
 
 

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import logging
-from typing import TYPE_CHECKING
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Final
 
 from pegboard.contracts.model import ModelSpec
 from pegboard.contracts.model_source import ModelNotFound, ModelSource
@@ -18,6 +19,10 @@ if TYPE_CHECKING:
     from pegboard.plugins.record import PluginRecord
 
 logger = logging.getLogger(__name__)
+
+AUTO: Final = "auto"
+NATIVE: Final = "native"
+"""What ``model_impl`` may be besides a name."""
 
 
 def resolve(ref: str, config: EngineConfig, host: PluginHost) -> ModelSource:
@@ -67,18 +72,71 @@ def _ask(group: list[PluginRecord], ref: str, config: EngineConfig, host: Plugin
     return source
 
 
-def choose_model(source: ModelSource, host: PluginHost) -> tuple[Provider, str]:
-    """The model provider for the checkpoint's architecture: of an enabled plugin, then the standard one, then the only other."""
-    wanted = [str(a) for a in source.config.get("architectures") or ()]
+def choose_model(source: ModelSource, host: PluginHost, config: EngineConfig) -> tuple[Provider, str]:
+    """The model provider for the checkpoint's architecture, and why.
+
+    ``model_impl`` names one, or is "native": one that lists the architecture, of an enabled plugin, then the standard one, then
+    the only other. "auto" is the same, and where none lists it the first that accepts it.
+    """
     offers = {n: p for n, p in host.providers("model").items() if isinstance(p, ModelProvider)}
+    if config.model_impl not in (AUTO, NATIVE):
+        return _named_model(source, host, config)
+    wanted = _architectures(source)
     fitting = {n: p for n, p in offers.items() if set(wanted) & set(p.architectures)}
-    if not fitting:
-        known = sorted({a for p in offers.values() for a in p.architectures})
-        close = [m for a in wanted for m in near(a, known)]
-        raise PluginError(
-            f"model: no installed plugin implements the architecture of {source.path} ({' or '.join(wanted) or 'none stated'}); "
-            f"supported: {', '.join(known) or 'none'}" + (f"; near: {', '.join(close)}" if close else "")
-        )
+    if fitting:
+        return _preferred(fitting, wanted[0], host)
+    refusals = []
+    for name, provider in host.automatic("model").items():
+        if not isinstance(provider, ModelProvider) or not provider.accepts:
+            continue
+        if config.model_impl == NATIVE:
+            refusals.append(f"model_impl = {NATIVE!r} leaves {name!r} out")
+        elif reasons := _refusals(provider, source, config, host):
+            refusals.append(f"{name} cannot run it: {'; '.join(reasons)}")
+        else:
+            return provider, f"accepts {wanted[0] if wanted else 'it'}, which no other implements"
+    known = sorted({a for p in offers.values() for a in p.architectures})
+    close = [m for a in wanted for m in near(a, known)]
+    raise PluginError(
+        f"model: no installed plugin implements the architecture of {source.path} ({' or '.join(wanted) or 'none stated'}); "
+        f"supported: {', '.join(known) or 'none'}"
+        + (f"; near: {', '.join(close)}" if close else "")
+        + "".join(f"; {refusal}" for refusal in refusals)
+    )
+
+
+def _architectures(source: ModelSource) -> list[str]:
+    return [str(a) for a in source.config.get("architectures") or ()]
+
+
+def _named_model(source: ModelSource, host: PluginHost, config: EngineConfig) -> tuple[Provider, str]:
+    name, wanted = config.model_impl, _architectures(source)
+    try:
+        provider = host.get("model", name)
+    except PluginError as error:
+        error.args = (f"model_impl: {error}",)
+        raise
+    if isinstance(provider, ModelProvider) and not set(wanted) & set(provider.architectures):
+        stated = " or ".join(wanted) or "an architecture that is not stated"
+        if not provider.accepts:
+            listed = ", ".join(provider.architectures) or "none by name"
+            raise PluginError(f"model_impl: {name!r} does not implement {stated} of {source.path}, but {listed}")
+        if reasons := _refusals(provider, source, config, host):
+            raise PluginError(f"model_impl: {name!r} cannot run {stated} of {source.path}: {'; '.join(reasons)}")
+    return provider, f"model_impl = {name!r}"
+
+
+def _refusals(provider: ModelProvider, source: ModelSource, config: EngineConfig, host: PluginHost) -> list[str]:
+    """Why ``provider`` cannot run a checkpoint whose architecture it does not list."""
+    try:
+        return [str(reason) for reason in import_target(provider.accepts)(source, config)]
+    except Exception as error:
+        who = f"model {provider.name!r} of {host.label(provider)}"
+        raise PluginError(f"{who}: {provider.accepts} raised {type(error).__name__}: {error}") from error
+
+
+def _preferred(fitting: Mapping[str, ModelProvider], architecture: str, host: PluginHost) -> tuple[Provider, str]:
+    """Of those that list the architecture."""
     groups: dict[str, list[tuple[str, Provider]]] = {"enabled": [], "standard": [], "installed": []}
     for name, provider in fitting.items():
         record = host.record(provider.plugin)
@@ -89,9 +147,10 @@ def choose_model(source: ModelSource, host: PluginHost) -> tuple[Provider, str]:
     if len(best) > 1:
         who = " and ".join(f"{n!r} of {host.label(p)}" for n, p in best)
         raise DuplicateProviderError(
-            f"model: {wanted[0]} is implemented by {who}; enable one in plugins.enabled, or block one in plugins.block"
+            f"model: {architecture} is implemented by {who}; name one with model_impl, enable one in "
+            "plugins.enabled, or block one in plugins.block"
         )
-    return best[0][1], f"implements {wanted[0]} ({group})"
+    return best[0][1], f"implements {architecture} ({group})"
 
 
 def spec_of(provider: Provider, source: ModelSource, host: PluginHost) -> ModelSpec:

@@ -54,7 +54,7 @@ def check_tensors(weights: Mapping[str, WeightHandle], parameters: Iterable[Para
     ]
     extra = [name for name in weights if name not in wanted and not HARMLESS.search(name)]
     beyond = sorted({int(m[1]) for name in extra if (m := LAYER.match(name)) and int(m[1]) >= num_layers})
-    problems = [*_listed("missing", missing), *_listed("wrong shape", wrong)]
+    problems = [*listed("missing", missing), *listed("wrong shape", wrong)]
     if beyond:
         problems.append(
             f"layers {beyond[0]} to {beyond[-1]} are in the checkpoint, but its configuration says num_hidden_layers is "
@@ -68,7 +68,7 @@ def check_tensors(weights: Mapping[str, WeightHandle], parameters: Iterable[Para
     if problems:
         raise WeightsError("the checkpoint does not fit the model: " + "; ".join(problems))
     if extra:
-        logger.warning("ignored %d tensors that the model does not use: %s", len(extra), _shortened(extra))
+        logger.warning("ignored %d tensors that the model does not use: %s", len(extra), shortened(extra))
 
 
 class ParameterReader:
@@ -86,7 +86,7 @@ class ParameterReader:
             rows = source.part_shape[0]
             if rows:
                 stored = self._stored(source)
-                self._check_cast(source.name, stored)
+                self.check_cast(source.name, stored)
                 joined[start : start + rows].copy_(stored)
             start += rows
         joined[start:] = 0
@@ -101,7 +101,8 @@ class ParameterReader:
         for stored, count in self._lossy.items():
             logger.info("%d tensors were stored as %s and are used as %s", count, stored, _name(self.dtype))
 
-    def _check_cast(self, name: str, stored: torch.Tensor) -> None:
+    def check_cast(self, name: str, stored: torch.Tensor) -> None:
+        """Count a cast that loses something. Raises ``WeightsError`` for one that cannot be made."""
         if stored.dtype not in _WEIGHT_TYPES:
             raise WeightsError(f"{name} is stored as {_name(stored.dtype)}, which is no weight that this model can use")
         if torch.promote_types(stored.dtype, self.dtype) == self.dtype:
@@ -124,10 +125,10 @@ def _name(dtype: torch.dtype) -> str:
     return str(dtype).removeprefix("torch.")
 
 
-def _listed(kind: str, items: list[str]) -> list[str]:
-    return [f"{len(items)} {kind}: {_shortened(items)}"] if items else []
+def listed(kind: str, items: list[str]) -> list[str]:
+    return [f"{len(items)} {kind}: {shortened(items)}"] if items else []
 
 
-def _shortened(items: list[str]) -> str:
+def shortened(items: list[str]) -> str:
     rest = len(items) - MAX_LISTED
     return ", ".join(items[:MAX_LISTED]) + (f" and {rest} more" if rest > 0 else "")

@@ -1,0 +1,63 @@
+"""Changes that some models need before they can run on paged attention."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Final
+
+import torch
+from transformers import PreTrainedModel
+from transformers.models.falcon.modeling_falcon import FalconAttention, apply_rotary_pos_emb
+
+from pegboard_plugins.models.transformers_attention import Step
+from pegboard_plugins.models.transformers_build import UnsupportedModel, build
+from pegboard_plugins.models.transformers_linear import use_engine_linear
+from pegboard_plugins.models.transformers_rope import rope_by_prompt
+
+
+class InterfacedFalconAttention(FalconAttention):
+    """Falcon's attention, which calls the kernels itself. In its newer form each key head is broadcast to the query heads that it
+    serves; here it stays one."""
+
+    def forward(
+        self,
+        hidden_states: torch.Tensor,
+        alibi: torch.Tensor | None,
+        attention_mask: torch.Tensor | None,
+        position_embeddings: tuple[torch.Tensor, torch.Tensor] | None = None,
+        **_: Any,
+    ) -> tuple[torch.Tensor, None]:
+        from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
+
+        query, key, value = self._split(self.query_key_value(hidden_states))
+        assert position_embeddings is not None, "refused with ALiBi, which has none"
+        query, key = apply_rotary_pos_emb(query, key, *position_embeddings, unsqueeze_dim=2)
+        attend = ALL_ATTENTION_FUNCTIONS[self.config._attn_implementation]
+        heads = (x.transpose(1, 2) for x in (query, key, value))
+        out, _weights = attend(self, *heads, attention_mask, scaling=self.inv_norm_factor)
+        return self.dense(out.flatten(2)), None
+
+    def _split(self, fused: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        """[1, T, queries, keys and values] to three [1, T, heads, head_size]."""
+        if not self.new_decoder_architecture:
+            query, key, value = self._split_heads(fused)
+            return query, key, value
+        groups = fused.unflatten(-1, (self.num_kv_heads, -1, self.head_dim))
+        return groups[..., :-2, :].flatten(2, 3), groups[..., -2, :], groups[..., -1, :]
+
+
+REPLACED: Final[dict[type, type]] = {FalconAttention: InterfacedFalconAttention}
+"""Attention modules that do not go through transformers' interface, and what does in their place."""
+
+
+def prepare(content: Mapping[str, Any], dtype: torch.dtype, step: Step) -> PreTrainedModel:
+    """The model of a config.json, on the meta device, as it is run. Raises ``UnsupportedModel``."""
+    model = build(content, dtype)
+    for module in model.modules():
+        if type(module) in REPLACED:
+            if getattr(model.config, "alibi", False):
+                raise UnsupportedModel(type(model).__name__, ["its ALiBi biases do not go through the attention interface"])
+            module.__class__ = REPLACED[type(module)]
+    rope_by_prompt(model, step)
+    use_engine_linear(model)
+    return model
