@@ -1,0 +1,176 @@
+"""The ranks of one engine as its own process sees them: the actors, whatever carries calls to them."""
+
+from __future__ import annotations
+
+import abc
+import atexit
+import contextlib
+import logging
+import os
+import threading
+import time
+from collections.abc import Callable
+from typing import Any, ClassVar, Final, NoReturn
+
+import ray
+
+from pegboard.contracts.executor import ExecutorFailed, WorkerError
+from pegboard.plugins import Composition
+from pegboard.wire import World
+from pegboard_executor_mp.calls import Calls, Deadline
+from pegboard_executor_mp.failure import VERDICT_SECONDS, Failure
+from pegboard_executor_mp.fleet import has_ended
+from pegboard_executor_ray import autostart
+from pegboard_executor_ray.crew import Crew
+from pegboard_executor_ray.options import Options
+from pegboard_executor_ray.rank_actor import RankActor
+
+log = logging.getLogger(__name__)
+
+NODE_VERDICT_SECONDS: Final = 10.0
+"""As ``VERDICT_SECONDS``, where a node may be lost with its actors."""
+_ASK_SECONDS: Final = 0.5
+_MARGIN: Final = 30.0
+_SYMPTOMS: Final = ("PeerLost", "CommunicatorError", "CommunicatorTimeout")
+"""Errors of a rank that say that another one is gone."""
+
+
+class RayFleet(abc.ABC):
+    """``start`` it, ``stop`` it at whatever point. Holds no reference to the executor, which may be forgotten meanwhile.
+
+    A subclass connects the actors to what carries the calls, and says how that ends.
+    """
+
+    actor_class: ClassVar[type[RankActor]]
+
+    def __init__(self, options: Options, world: World, step_timeout: float | None, calls: Calls, failure: Failure) -> None:
+        self._owner = os.getpid()
+        self._step_timeout = step_timeout
+        self._options, self._world, self._calls, self._failure = options, world, calls, failure
+        self.hurry = False
+        """Give the ranks no time to end by themselves: what they wait for may never come."""
+        self._lock = threading.RLock()
+        self._ending: threading.Thread | None = None
+        self._crew: Crew | None = None
+        self._holds = False
+
+    # -- what carries the calls ------------------------------------------------------------------------------------------
+
+    @abc.abstractmethod
+    def _connect(self, crew: Crew, deadline: Deadline) -> None:
+        """Returns when all ranks take calls. Raises ``WorkerError``, ``ExecutorFailed``, ``TimeoutError``."""
+
+    @abc.abstractmethod
+    def _wait_no_longer(self) -> None:
+        """From any thread, more than once: ``_dismiss``, and whoever makes a call, is to stop waiting for the ranks."""
+
+    @abc.abstractmethod
+    def _dismiss(self, crew: Crew) -> None:
+        """End the ranks, by ``hurry``, and what carries the calls, in bounded time. Called once."""
+
+    # -- starting ------------------------------------------------------------------------------------------------------
+
+    def start(self, composition: Composition, deadline: Deadline) -> None:
+        """Returns when the ranks take calls. Raises what ``Crew`` does, ``ExecutorFailed`` for a rank that ended."""
+        atexit.register(self.stop)  # before Ray's own
+        autostart.hold()
+        self._holds = True
+        crew = Crew(composition, self._options, self._world, self._fail_apart, self.actor_class)
+        with self._lock:
+            self._crew, stopped = crew, self._ending is not None
+        if stopped:
+            crew.stop(hurry=True)
+            raise ExecutorFailed("the executor was shut down")
+        self._connect(crew, deadline)
+
+    # -- while they run ------------------------------------------------------------------------------------------------
+
+    def fail(self, cause: BaseException) -> None:
+        """For good: every call ends, whoever wants to know is told, the ranks are stopped."""
+        self._failure.happen(cause, self._give_up)
+
+    def _give_up(self, refusal: ExecutorFailed) -> None:
+        self._calls.refuse(refusal)
+        self._begin_end(hurry=True)
+
+    def _fail_apart(self, cause: BaseException) -> None:
+        """In a thread of its own: whoever is told may stop everything, and wait for the thread that has found ``cause``."""
+        threading.Thread(target=self.fail, args=(cause,), name="pegboard-ray-failure", daemon=True).start()
+
+    def _before_error(self, error: WorkerError) -> None:
+        """An error of one rank may come of the end of another one: then let that be told first."""
+        assert self._crew is not None
+        here = self._crew.driver.hostname
+        ended = (has_ended(place.pid) for place in self._crew.places if place.hostname == here)
+        if error.error_type in _SYMPTOMS or any(ended):
+            self._failure.wait(VERDICT_SECONDS)
+
+    def _ask(self, question: Callable[[Any], Any]) -> dict[int, Any]:
+        """What the ranks say, of those that do so within a moment."""
+        assert self._crew is not None
+        asked = {question(actor): rank for rank, actor in enumerate(self._crew.actors)}
+        if not asked:
+            return {}
+        said, (done, _) = {}, ray.wait(list(asked), num_returns=len(asked), timeout=_ASK_SECONDS)
+        for ref in done:
+            with contextlib.suppress(ray.exceptions.RayError):
+                said[asked[ref]] = ray.get(ref)
+        return said
+
+    def raise_verdict(self, otherwise: str) -> NoReturn:
+        """Raise what the executor has failed of, as soon as that is known; ``ExecutorFailed(otherwise)`` if it never is."""
+        self._failure.wait(NODE_VERDICT_SECONDS)
+        raise ExecutorFailed(f"{self._failure.cause or otherwise}") from self._failure.cause
+
+    # -- the end -------------------------------------------------------------------------------------------------------
+
+    def stop(self) -> None:
+        """End everything and leave nothing, in bounded time. Idempotent. In a process forked off this one it does nothing."""
+        if os.getpid() != self._owner:
+            return
+        atexit.unregister(self.stop)
+        hurry = self.hurry or self._failure.cause is not None
+        self._failure.close()
+        for call in self._calls.refuse(ExecutorFailed("the executor was shut down")):
+            age = time.monotonic() - call.started
+            log.info("%s: shut down before there was an answer from %s, after %.1f s", call.name, call.waits_for(), age)
+            if self._step_timeout is not None and age >= self._step_timeout:
+                hurry = True
+                log.error("%s: no answer from %s for %.1f s, which counts as hung", call.name, call.waits_for(), age)
+        self._end(hurry)
+
+    def _end(self, hurry: bool) -> None:
+        ending = self._begin_end(hurry)
+        limit = self._options.shutdown_timeout + _MARGIN
+        try:
+            ending.join(limit)
+        except BaseException:  # a Ctrl-C must not leave anything
+            self._begin_end(hurry=True)
+            ending.join(limit)
+            raise
+
+    def _begin_end(self, hurry: bool) -> threading.Thread:
+        with self._lock:
+            self.hurry = self.hurry or hurry
+            if self._ending is None:
+                self._ending = threading.Thread(target=self._let_go, name="pegboard-ray-end", daemon=True)
+                self._ending.start()
+        if self.hurry:
+            self._wait_no_longer()
+        return self._ending
+
+    def _let_go(self) -> None:
+        try:
+            if self._crew is not None:
+                self._dismiss(self._crew)
+        finally:
+            if self._holds:
+                autostart.release()
+
+    def _kill(self, crew: Crew) -> None:
+        """Log the stacks of the ranks that are in a call, and end them all."""
+        self.hurry = True
+        for rank, stack in self._ask(lambda actor: actor.where.remote()).items():
+            if stack:
+                log.warning("rank %d is stopped in the middle of a call:\n%s", rank, stack)
+        crew.kill()
