@@ -451,12 +451,16 @@ def stat_loggers() -> Iterable[StatLoggerProvider]:
 def select_executor(config: EngineConfig, candidates: Mapping[str, ExecutorProvider]) -> str | None:
     """Which executor ``executor.name = "auto"`` means. Without an answer: uniproc for one rank, else one that can run several.
 
+    An answer may say why, as those of all ``select_*`` hooks may: ``Chosen`` is a name with a reason, which is logged and shown
+    by ``pegboard plugins show executor``.
+
     ```python
-    from pegboard.plugins import hookimpl
+    from pegboard.plugins import Chosen, hookimpl
 
     @hookimpl
     def select_executor(config, candidates):
-        return "threads" if "threads" in candidates and config.executor.tensor_parallel_size > 1 else None
+        ranks = config.executor.tensor_parallel_size
+        return Chosen("threads", f"{ranks} ranks share memory") if "threads" in candidates and ranks > 1 else None
     ```
     """
     return None

@@ -190,6 +190,38 @@ def test_threads_are_not_lost_without_limit(backend: Backend, monkeypatch: pytes
     manager.close()
 
 
+def test_engines_that_agree_take_requests_in_the_same_turns(backend: Backend) -> None:
+    """Each tells what is over for it, however it goes here; what all say decides, in the order in which requests came."""
+    told: list[dict[str, str | None]] = []
+    verdicts: list[dict[str, str | None]] = []
+
+    def agree(over: Any) -> dict[str, str | None]:
+        told.append(dict(over))
+        return verdicts.pop(0) if verdicts else {}
+
+    backend.gates['["slow"]'] = threading.Event()
+    manager = GrammarManager(lambda: backend, VOCAB, agree=agree)
+    assert manager.take_ready() == [], "nobody waits: nothing to agree on"
+    assert told == []
+    for name in ("slow", "fast", "quick"):
+        manager.enqueue(request(name, name))
+    until = time.monotonic() + 30
+    while "quick" not in (told or [{}])[-1] or "fast" not in told[-1]:
+        assert time.monotonic() < until
+        assert manager.take_ready() == [], "the others are not ready"
+        time.sleep(0.001)
+    verdicts[:] = [{"fast": None, "slow": "another engine could not compile it"}, {"quick": None}]
+    ready = manager.take_ready()
+    assert [(r.request.request_id, r.error) for r in ready] == [("slow", "another engine could not compile it"), ("fast", None)]
+    assert told[-1] == {"fast": None, "quick": None}
+    assert [r.request.request_id for r in manager.take_ready()] == ["quick"]
+    assert told[-1] == {"quick": None}
+    assert len(rows(manager, "fast", "quick")) == 2
+    assert manager.num_waiting == 0
+    backend.gates['["slow"]'].set()
+    manager.close()
+
+
 def test_requests_that_are_dropped_while_they_wait(manager: GrammarManager, backend: Backend) -> None:
     for name in ("one", "two", "three"):
         backend.gates[json.dumps([name])] = threading.Event()

@@ -225,3 +225,19 @@ def test_progress_bar_shows_rates_when_asked(make_llm: Any, capsys: Any) -> None
     shown = capsys.readouterr().err
     assert "2/2" in shown
     assert "tok/s" in shown
+
+
+@pytest.mark.parametrize("batches", [1, 3])
+def test_workers_that_are_called_have_heard_of_the_end_of_all_requests(make_llm: Any, executor_of: Any, batches: int) -> None:
+    llm = make_llm("ab", "abcdef", batches=batches)
+    executor = executor_of(llm.engine)
+    executor._look = lambda: sorted(executor.rows)
+    llm.generate("x", TEN)
+    assert llm.collective_rpc("look") == [[]]
+    llm.engine.add_request("1", "y", TEN)
+    llm.engine.step()
+    assert llm.collective_rpc("look") == [[0]], "it goes on"
+    llm.engine.abort_request("1")
+    assert llm.collective_rpc("look") == [[]]
+    [last] = llm.engine.step()
+    assert (last.request_id, last.outputs[0].finish_reason) == ("1", "abort")

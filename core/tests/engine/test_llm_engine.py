@@ -197,7 +197,8 @@ def test_a_step_that_hangs_ends_the_engine_and_names_the_option(
     engine = make_engine({"a": "abc"}, config={"executor": {"step_timeout": 0.05}})
     engine.add_request("a", "hi", SamplingParams(max_tokens=20))
     monkeypatch.setattr(executor_of(engine), "execute_model", lambda plan, non_block: Future())
-    with pytest.raises(EngineDeadError, match=r"executor.step_timeout=0.05"):
+    monkeypatch.setattr(executor_of(engine), "waits_for", lambda: "rank 3")
+    with pytest.raises(EngineDeadError, match=r"executor.step_timeout=0.05 s: no answer from rank 3"):
         engine.step()
 
 

@@ -66,11 +66,16 @@ class Torch:
     """Structural: keeps the attention contract without subclassing it."""
     name = "torch"
     graph_support = "never"
+    kv_layout = ""
     def supports(query): return Support.of("no soft cap" if query.logits_soft_cap else None)
     supports = staticmethod(supports)
     def kv_cache_shape(num_blocks, block_size, num_kv_heads, head_size): return (num_blocks,)
     kv_cache_shape = staticmethod(kv_cache_shape)
+    def move_blocks(source, target, pairs): ...
+    move_blocks = staticmethod(move_blocks)
     def build_metadata(self, common): return common
+    def graph_metadata(self, num_rows, max_blocks): raise TypeError("no graphs")
+    def refill(self, metadata, common): raise TypeError("no graphs")
     def forward(self, layer, query, key, value, kv_cache, metadata, out): return out
 
 

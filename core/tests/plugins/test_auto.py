@@ -11,6 +11,7 @@ from pegboard.config import EngineConfig
 from pegboard.contracts.attention import AttentionQuery
 from pegboard.plugins import (
     AttentionBackendProvider,
+    Chosen,
     CompositionError,
     DuplicateProviderError,
     ExecutorProvider,
@@ -20,6 +21,7 @@ from pegboard.plugins import (
     compose,
     select_attention,
 )
+from pegboard.plugins.requirements import unmet_requirement
 from pegboard.testing.plugins import compose_with
 
 pytestmark = pytest.mark.usefixtures("standard")
@@ -44,6 +46,31 @@ class TestExecutorAuto:
 
     def test_one_rank_stays_in_process(self) -> None:
         assert compose_with(self.offers("mp")).parts["executor"].name == "uniproc"
+
+    @pytest.mark.parametrize("answer", ["zeta", Chosen("zeta", "it has the most memory")])
+    def test_a_hook_may_say_why(self, answer: str) -> None:
+        hooks = {**self.offers("mp", "zeta"), "select_executor": lambda config, candidates: answer}
+        composition = compose_with(hooks, executor={"tensor_parallel_size": 2})
+        assert composition.parts["executor"].name == "zeta"
+        who = "chosen by select_executor of plugin 'acme' (given directly)"
+        why = f"it has the most memory; {who}" if isinstance(answer, Chosen) else who
+        assert composition.reasons["executor"] == why
+
+    def test_a_package_that_a_part_lacks_is_told_with_its_requirement(self, plugin_factory) -> None:
+        """As the plugin's own metadata has it; nothing where it has none, or nothing of that name."""
+        source = "from pegboard.plugins import *\nfrom pegboard.plugins import hookimpl\n@hookimpl\ndef executors():\n"
+        plugin_factory("import no_such_engine\nExecutor = object", name="acme-part")
+        plugin_factory(
+            source + "    return [ExecutorProvider(name='far', target='acme_part:Executor')]",
+            name="acme",
+            requires=("Other>=1", "No.Such-Engine>=2.5,<3; python_version > '3'"),
+        )
+        composition = compose(config(executor={"name": "far"}))
+        with pytest.raises(PluginError, match=r"No module named 'no_such_engine'.*; pip install 'No\.Such-Engine>=2\.5,<3'$"):
+            composition.create("executor")
+        assert unmet_requirement("acme", "other.part") == "Other>=1"
+        assert unmet_requirement("acme", "numpy") == ""
+        assert unmet_requirement("nobody", "numpy") == ""
 
     def test_an_installed_one_of_a_stranger_is_not_taken_but_told(self, plugin_factory) -> None:
         source = "from pegboard.plugins import *\nfrom pegboard.plugins import hookimpl\n@hookimpl\ndef executors():\n"
@@ -105,6 +132,13 @@ class TestPlatforms:
     def test_a_named_one_that_is_unavailable_is_an_error(self) -> None:
         with pytest.raises(PluginError, match=r"device: platform 'npu' of plugin 'acme'.* is not available on this machine"):
             compose_with(self.platform("npu", lambda: False), device="npu")
+
+    def test_a_named_one_may_be_missing_here_where_workers_may_be_elsewhere(self) -> None:
+        far = ExecutorProvider(name="far", target="a:b", capabilities={"multi_node"})
+        hooks = {**self.platform("npu", lambda: False), "executors": lambda: [far]}
+        executor = {"name": "far"}
+        assert compose_with(hooks, device="npu", executor=executor).parts["platform"].name == "npu"
+        assert compose_with(hooks, executor=executor).parts["platform"].name == "cpu"
 
     def test_a_named_one_that_fails_keeps_its_exception(self) -> None:
         def broken():

@@ -6,6 +6,7 @@ import json
 import subprocess
 import sys
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 
@@ -127,11 +128,42 @@ def test_check_compares_with_the_contracts(plugin_factory: PluginFactory, cli: C
     assert cli("plugins", "check", "acme:fast")[:2] == (0, "acme:fast: 1 provider checked, all keep their contracts\n")
 
 
-@pytest.mark.parametrize("name", ["mp", "pegboard-executor-mp"])
-def test_what_another_package_offers_is_told_with_that_package(cli: Cli, name: str) -> None:
+@pytest.mark.parametrize(
+    ("name", "package"),
+    [("mp", "pegboard-executor-mp"), ("pegboard-executor-mp", "pegboard-executor-mp"), ("ray-mq", "pegboard-executor-ray")],
+)
+def test_what_another_package_offers_is_told_with_that_package(cli: Cli, name: str, package: str) -> None:
     status, _, error = cli("plugins", "show", name)
     assert status == 2
-    assert "pip install pegboard-executor-mp" in error
+    assert f"pip install {package}" in error
+
+
+CHOOSES = """
+from pegboard.plugins import Chosen, hookimpl
+@hookimpl
+def select_preemption_policy(config, candidates):
+    return Chosen("recompute", "this host swaps slowly")
+"""
+
+
+def test_show_says_what_the_configuration_means_and_why(
+    cli: Cli, plugin_factory: PluginFactory, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    def chosen(kind: str, *more: str) -> str:
+        status, out, _ = cli("plugins", "show", kind, "--json", *more)
+        assert status == 0
+        return str(json.loads(out)[0].get("chosen"))
+
+    plugin_factory(CHOOSES, name="acme")
+    assert chosen("executor") == "uniproc (one rank)"
+    assert chosen("preemption_policy") == "recompute (the default for scheduler.preemption = 'auto')"
+    assert chosen("sampler") == ""
+    settings = tmp_path / "settings.toml"
+    settings.write_text('plugins.enabled = ["acme"]\nexecutor.tensor_parallel_size = 2')
+    assert "pip install pegboard-executor-mp" in chosen("executor", "--config", str(settings))
+    assert chosen("preemption_policy", "--config", str(settings)).startswith("recompute (this host swaps slowly; chosen by")
+    monkeypatch.setenv("PEGBOARD_EXECUTOR__TENSOR_PARALLEL_SIZE", "none")
+    assert chosen("executor").startswith("not known: executor.tensor_parallel_size")
 
 
 @pytest.mark.parametrize("variable", [True, False])

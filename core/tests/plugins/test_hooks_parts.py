@@ -133,6 +133,30 @@ def test_hook_communicators() -> None:
         composed(hooks, executor={"communicator": "nix"})
 
 
+def test_communicators_of_ranks_that_turn_out_to_be_on_several_hosts() -> None:
+    two = {"name": "several", "tensor_parallel_size": 2}
+
+    def executors() -> list[ExecutorProvider]:
+        return [ExecutorProvider(name="several", target="nowhere:Several", capabilities=frozenset({"tp"}))]
+
+    def communicators() -> list[CommunicatorProvider]:
+        return [
+            CommunicatorProvider(name="near", target="nowhere:Near", priority=9, one_host=True),
+            CommunicatorProvider(name="far", target="nowhere:Far", priority=5),
+        ]
+
+    hooks = {"communicators": communicators, "executors": executors}
+    chosen = composed(hooks, executor=two)
+    assert chosen.parts["communicator"].name == "near"
+    assert chosen.across_hosts().parts["communicator"].name == "far"
+    assert chosen.parts["communicator"].name == "near", "it is another composition"
+    assert chosen.across_hosts().across_hosts().parts == chosen.across_hosts().parts
+    with pytest.raises(PluginError, match=r"executor\.communicator: 'near' is for ranks on one host, .*; name 'far', or 'auto'"):
+        composed(hooks, executor={**two, "communicator": "near"}).across_hosts()
+    alone = composed(hooks)
+    assert alone.across_hosts() is alone
+
+
 def test_hook_platforms() -> None:
     from pegboard.plugins import PlatformProvider
 

@@ -37,6 +37,13 @@ def executors() -> Iterable[ExecutorProvider]:
         target=f"{_HERE}.executors.uniproc:UniProcExecutor",
         summary="one worker, in the engine's own process",
     )
+    yield ExecutorProvider(
+        name="external_launcher",
+        target=f"{_HERE}.executors.external_launcher:ExternalLauncherExecutor",
+        capabilities=frozenset({"tp", "pp", "external_launch"}),
+        config=f"{_HERE}.options:StandardOptions",
+        summary="one process per rank, each started by torchrun, Slurm or another launcher with an engine of its own",
+    )
 
 
 @hookimpl
@@ -144,6 +151,16 @@ def models() -> Iterable[ModelProvider]:
         capabilities=frozenset({"tp", "pp"}),
         architectures=("LlamaForCausalLM", "MistralForCausalLM", "Qwen2ForCausalLM", "Qwen3ForCausalLM"),
         summary="Llama, Mistral, SmolLM, Qwen2, Qwen3",
+    )
+    yield ModelProvider(
+        name="transformers",
+        target=f"{_HERE}.models.transformers_model:TransformersModel",
+        spec=f"{_HERE}.models.transformers_spec:transformers_spec",
+        accepts=f"{_HERE}.models.transformers_spec:transformers_refusals",
+        parallel=f"{_HERE}.models.transformers_spec:transformers_parallel",
+        stages=f"{_HERE}.models.transformers_spec:transformers_stages",
+        capabilities=frozenset({"tp", "pp"}),
+        summary="any causal model of transformers whose attention goes through its interface",
     )
 
 

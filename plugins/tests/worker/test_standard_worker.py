@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -14,6 +15,7 @@ from pegboard.testing.plan_driver import PlanDriver, bitmask
 from pegboard.testing.scripted_model import ScriptedPlugin
 from pegboard.wire import GrammarOutput, KVCacheConfig, KVCacheGroup, World
 from pegboard_plugins.worker import dummy_step
+from pegboard_plugins.worker import worker as worker_module
 from pegboard_plugins.worker.prompt_logprobs import POSITIONS_AT_ONCE
 from pegboard_plugins.worker.worker import StandardWorker
 
@@ -163,6 +165,29 @@ def test_sleep_gives_the_cache_back_and_wake_brings_it(worker: StandardWorker) -
         worker.sleep(3)
     with pytest.raises(ValueError, match="lora is none of"):
         worker.wake_up(["lora"])
+
+
+def test_extensions_are_told_of_the_model_made_on_waking() -> None:
+    worker = boot(WatcherPlugin())
+    watcher = worker.extensions["watcher"]
+    assert isinstance(watcher, Watcher)
+    for level, times in ((1, 1), (2, 2), (2, 3)):
+        worker.sleep(level)
+        worker.wake_up(None)
+        assert watcher.seen.count("model") == times
+    worker.shutdown()
+
+
+def test_cores_are_shared_with_the_ranks_of_the_same_host(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[int] = []
+    monkeypatch.setattr(worker_module, "threads_per_worker", lambda configured, local: asked.append(local) or 1)
+    monkeypatch.setattr(worker_module, "Links", lambda *_: SimpleNamespace(close=lambda: None))
+    composition = prepare(model="scripted", plugins={"scripted": ScriptedPlugin()}).composition
+    for world in (World(tp_size=4), World(tp_size=4, local_size=2)):
+        worker = composition.create("worker", world=world)
+        worker.init_device()
+        worker.shutdown()
+    assert asked == [4, 2]
 
 
 def test_timings_are_counted_while_asked(worker: StandardWorker) -> None:

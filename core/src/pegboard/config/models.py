@@ -68,7 +68,7 @@ class ExecutorConfig(Section):
     tensor_parallel_size: PositiveInt = Field(default=1, description="ranks that share each layer")
     pipeline_parallel_size: PositiveInt = Field(default=1, description="stages that share the layers")
     pipeline_split: tuple[PositiveInt, ...] | None = Field(
-        default=None, description="layers of each pipeline stage; default: as even as possible, fewer on the last"
+        default=None, description="layers of each pipeline stage; default: balanced, fewer on the last, which has the output head"
     )
     num_threads: PositiveInt | None = Field(
         default=None,
@@ -125,8 +125,8 @@ class KVCacheSettings(Section):
 class AttentionConfig(Section):
     principal: ClassVar[str] = "backend"
 
-    backend: Annotated[Text, PartName("attention", auto=True)] = Field(
-        default="auto", description="attention backend: auto, or a provider's name"
+    backend: Annotated[Text, PartName("attention", auto=True, paired=True)] = Field(
+        default="auto", description="attention backend: auto, a provider's name, or two of them: prefill,decode"
     )
 
 
@@ -193,6 +193,10 @@ class EngineConfig(Section):
     """Everything an engine is made of. ``load_config`` builds it from file, environment and arguments."""
 
     model: Text = Field(description="folder, hub id, .gguf file, or a name that a plugin resolves")
+    model_impl: Annotated[Text, PartName("model", auto=True, words=("native",))] = Field(
+        default="auto",
+        description="model implementation: auto (native where there is one), native, or a provider's name, such as transformers",
+    )
     tokenizer: Text | None = Field(default=None, description="folder or hub id of a tokenizer other than the model's own")
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = Field(
         default="auto", description="compute and weight precision; auto follows the checkpoint"

@@ -75,4 +75,4 @@ def _annotate(schema: dict[str, Any], leaf: Leaf, names: PartNames | None) -> No
 def _choices(leaf: Leaf, names: PartNames | None) -> list[str] | None:
     if leaf.part is None or names is None:
         return None
-    return (["auto"] if leaf.part.auto else []) + sorted(names(leaf.part.kind))
+    return [*leaf.part.choices, *sorted(names(leaf.part.kind))]

@@ -58,8 +58,20 @@ Text = Annotated[str, Field(min_length=1)]
 class PartName:
     """Marks a field that names a part: a provider of ``kind``, or ``package.module:Class``.
 
-    ``auto``: the word "auto" is no name there, it leaves the choice open.
+    ``auto``: the word "auto" is no name there, it leaves the choice open. ``words``: others that are no names. ``paired``: two
+    names with a comma between them are a pair.
     """
 
     kind: str
     auto: bool = False
+    words: tuple[str, ...] = ()
+    paired: bool = False
+
+    def names(self, value: str) -> list[str]:
+        """The names in one value: one, or, where it may be ``paired``, those between commas."""
+        return [name.strip() for name in value.split(",")] if self.paired else [value]
+
+    @property
+    def choices(self) -> tuple[str, ...]:
+        """Words that are no names."""
+        return (*(("auto",) if self.auto else ()), *self.words)

@@ -38,6 +38,8 @@ class ModelSpec:
     prompt_length_rope: bool = False
     """Rotary frequencies depend on the length of the prompt (dynamic NTK and LongRoPE past the trained length). Such a model
     needs ``ForwardContext.prompt_lens``, and a cached block may only serve requests whose prompts have the same length."""
+    layer_weights: int = 0
+    """Weights by which one layer multiplies a token: pipeline stages are balanced with it. 0: not told."""
     details: Mapping[str, Any] = field(default_factory=dict)
     """The checkpoint's own configuration (Hugging Face key names)."""
 

@@ -60,8 +60,10 @@ class PauseState(enum.Enum):
 
 
 class Scheduler(abc.ABC):
-    """The whole scheduler. Constructed with ``config``, ``composition`` (its policies), ``kv_config``, ``event_sinks``, which it
-    feeds and the engine core closes, and ``grammars`` (``GrammarStates``).
+    """The whole scheduler. Constructed, by name, with those that it takes of ``config``, ``composition`` (its policies),
+    ``kv_config``, ``event_sinks``, which it feeds and the engine core closes, ``grammars`` (``GrammarStates``), and ``clock``: a
+    function that gives the time for decisions, in seconds of ``time.time()``. Several engines may share their ranks and must then
+    plan alike: decisions depend on requests, results and this clock alone.
 
     Its provider says what it can do beyond plain requests; the engine core refuses other requests at once:
 

@@ -170,7 +170,8 @@ class WorkerExtension:
     """
 
     def on_model_loaded(self, model: Any) -> None:
-        """After ``load_model``, before memory is measured and graphs are captured."""
+        """After ``load_model``, before memory is measured and graphs are captured; and after ``wake_up`` has made the model anew,
+        for which nobody may hold the old one."""
 
     def on_memory_profile(self) -> int:
         """Bytes that the extension will hold; taken from what the KV cache would get."""

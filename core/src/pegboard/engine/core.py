@@ -11,13 +11,14 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
-from pegboard.contracts.executor import ALL, Executor, Ranks
+from pegboard.contracts.executor import ALL, Executor, ExecutorFailed, Ranks
 from pegboard.contracts.scheduler import RequestStatus, Scheduler
 from pegboard.engine.ending import Ending
 from pegboard.engine.errors import EngineDeadError
 from pegboard.engine.grammars import GrammarManager
 from pegboard.engine.info import EngineInfo, check_context
 from pegboard.engine.kv_sizing import kv_cache_config
+from pegboard.engine.lockstep import Lockstep
 from pegboard.wire import (
     EngineCoreOutput,
     EngineCoreRequest,
@@ -69,16 +70,17 @@ class EngineCore:
         ending = Ending(self.executor, composition.host)
         self._stop = weakref.finalize(self, ending)
         try:
+            self._lockstep = Lockstep(self.executor)
             specs, reports = self.executor.get_kv_cache_specs(), self.executor.determine_available_memory()
             kv_config = kv_cache_config(config.kv_cache, specs, reports)
-            self.info = ending.info = EngineInfo.of(config, composition.spec, kv_config)
+            self.info = ending.info = EngineInfo.of(config, composition.spec, kv_config, seed=self._lockstep.seed(config.seed))
             hook.engine_starting(info=self.info)
             self.executor.initialize_from_config(kv_config)
             ending.sinks = composition.create_all("event_sink")
             sinks = list(ending.sinks.values())
             self.grammars = ending.grammars = self._grammar_manager()
             self.scheduler: Scheduler = composition.create(
-                "scheduler", kv_config=kv_config, event_sinks=sinks, grammars=self.grammars
+                "scheduler", kv_config=kv_config, event_sinks=sinks, grammars=self.grammars, clock=self._lockstep.clock
             )
             self.executor.register_failure_callback(_weakly(self._on_executor_failure))
             hook.engine_ready(info=self.info)
@@ -93,6 +95,7 @@ class EngineCore:
             self._composition.spec.vocab_size,
             num_threads=limits.compile_threads,
             timeout=limits.compile_timeout,
+            agree=None if self._lockstep.alone else self._lockstep.outcomes,
         )
 
     # -- the loop ----------------------------------------------------------------------------------------------------
@@ -105,6 +108,7 @@ class EngineCore:
         """
         self._check_alive()
         try:
+            self._lockstep.begin_step()
             self._hand_over()
             while len(self._in_flight) < self.executor.max_concurrent_batches and self._submit_next():
                 pass
@@ -143,7 +147,9 @@ class EngineCore:
         except TimeoutError as error:
             if timeout is None:
                 raise
-            raise TimeoutError(f"step {step.plan.step_id} took longer than executor.step_timeout={timeout} s") from error
+            late = f"step {step.plan.step_id} took longer than executor.step_timeout={timeout} s"
+            who = self.executor.waits_for()
+            raise TimeoutError(f"{late}: no answer from {who}" if who else late) from error
         assert output is not None, "sample_tokens returned nothing"
         return output
 
@@ -161,12 +167,13 @@ class EngineCore:
             raise ValueError(
                 f"request id {request.request_id!r} is still in use; wait for its end, abort it, or choose another id"
             )
+        request = self._together(self._lockstep.admit, request)
         if request.grammar is None:
             self.scheduler.add_request(request)
         else:
             self.grammars.enqueue(request)
         self._live.add(request.request_id)
-        self._hand_over()
+        self._together(self._hand_over)
 
     def _check_served(self, request: EngineCoreRequest) -> None:
         asked = {"grammars": request.grammar is not None, "prompt_logprobs": request.sampling.prompt_logprobs is not None}
@@ -203,6 +210,7 @@ class EngineCore:
         """
         self._check_alive()
         ids = None if request_ids is None else list(request_ids)
+        self._together(self._lockstep.abort, ids)
         untold = [output.request_id for output in self._ended if ids is None or output.request_id in ids]
         self._ended = [output for output in self._ended if output.request_id not in untold]
         ended = [*untold, *self.grammars.drop(ids)]
@@ -243,8 +251,11 @@ class EngineCore:
         timeout: float | None = None,
         ranks: Ranks = ALL,
     ) -> list[Any]:
-        """``Executor.collective_rpc``, waiting for the replies. An error of one call does not end the engine."""
+        """``Executor.collective_rpc``, waiting for the replies. An error of one call does not end the engine. Workers have heard
+        of the end of all requests before an engine without any makes a call."""
         self._check_alive()
+        while not self._live and self.has_requests():
+            self.step()  # has no news: it sends what workers have not been told, and ends what is still in flight
         return self.executor.collective_rpc(method, tuple(args), kwargs, timeout=timeout, ranks=ranks)  # type: ignore[no-any-return]
 
     def check_health(self) -> None:
@@ -272,6 +283,14 @@ class EngineCore:
     def _check_alive(self) -> None:
         if self._failure is not None:
             raise EngineDeadError(self._failure)
+
+    def _together(self, function: Callable[..., Any], *arguments: Any) -> Any:
+        """Of a step that all engines take: one that cannot agree with the others is dead. What callers have done wrong is not."""
+        try:
+            return function(*arguments)
+        except ExecutorFailed as error:
+            dead = self._die(error)
+            raise dead from dead.__cause__ or error
 
     def _on_executor_failure(self, cause: BaseException) -> None:
         """From any thread: only remember; the step that waits gets its error from its future."""

@@ -36,7 +36,7 @@ def input_processor(composition: Composition, info: EngineInfo, tokenizer: Token
         request=validate_request,
     )
     eos = eos_token_ids(composition.spec, composition.source, tokenizer)
-    return InputProcessor(tokenizer, info, eos, checks, composition.config.seed, names)
+    return InputProcessor(tokenizer, info, eos, checks, info.seed, names)
 
 
 class GrammarCheck:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -24,13 +24,15 @@ class Ready(NamedTuple):
     error: str | None
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class _Waiting:
-    """``deadline``: by the monotonic clock."""
+    """``deadline``: by the monotonic clock. At the end it has ``state`` or ``error``."""
 
     request: EngineCoreRequest
     job: Job
     deadline: float
+    state: GrammarState | None = None
+    error: str | None = None
 
 
 @dataclass(slots=True)
@@ -53,12 +55,22 @@ class GrammarManager(GrammarStates):
     """
 
     def __init__(
-        self, make_backend: Callable[[], GrammarBackend], vocab_size: int, *, num_threads: int = 2, timeout: float = 30.0
+        self,
+        make_backend: Callable[[], GrammarBackend],
+        vocab_size: int,
+        *,
+        num_threads: int = 2,
+        timeout: float = 30.0,
+        agree: Callable[[Mapping[str, str | None]], Mapping[str, str | None]] | None = None,
     ) -> None:
-        """``make_backend`` is called when the first grammar is compiled. ``timeout``: seconds that a request waits at most."""
+        """``make_backend`` is called when the first grammar is compiled. ``timeout``: seconds that a request waits at most.
+
+        ``agree``: of the requests whose wait is over here, with None or why they cannot be served, makes those for which that
+        holds (see ``Lockstep.outcomes``). It is then asked whenever any wait, and what waits must not depend on time.
+        """
         self._compiler = GrammarCompiler(make_backend, num_threads)
         self._row_bytes = 4 * -(-vocab_size // 32)
-        self._timeout = timeout
+        self._timeout, self._agree = timeout, agree
         self._waiting: dict[str, _Waiting] = {}  # in the order of deadlines
         self._running: dict[str, _Running] = {}
         self._news = threading.Event()
@@ -80,18 +92,16 @@ class GrammarManager(GrammarStates):
 
     def take_ready(self) -> list[Ready]:
         """Requests whose grammar is compiled, or cannot be, or not in time."""
-        if not self._waiting or not (self._news.is_set() or self._first_deadline() <= time.monotonic()):
+        if not self._waiting:
+            return []
+        if self._agree is None and not (self._news.is_set() or self._first_deadline() <= time.monotonic()):
             return []
         self._news.clear()
         now = time.monotonic()
-        ready = []
-        for request_id, waiting in list(self._waiting.items()):
-            done, overdue = waiting.job.result.done(), waiting.deadline <= now
-            if done or overdue:
-                del self._waiting[request_id]
-                self._compiler.leave(waiting.job, overdue=not done)
-                ready.append(Ready(waiting.request, self._begin(waiting) if done else self._too_late()))
-        return ready
+        over = {request_id: waiting.error for request_id, waiting in self._waiting.items() if self._is_over(waiting, now)}
+        if self._agree is not None:
+            over = dict(self._agree(over))
+        return [self._leave(request_id, over[request_id]) for request_id in list(self._waiting) if request_id in over]
 
     def wait(self, seconds: float) -> None:
         """Return when a request may be ready, at the latest after ``seconds``; at once when none waits."""
@@ -109,15 +119,30 @@ class GrammarManager(GrammarStates):
     def _first_deadline(self) -> float:
         return next(iter(self._waiting.values())).deadline
 
-    def _begin(self, waiting: _Waiting) -> str | None:
+    def _is_over(self, waiting: _Waiting, now: float) -> bool:
+        """Begins its state where the grammar is there."""
+        if waiting.state is not None or waiting.error is not None:
+            return True
+        if waiting.job.result.done():
+            try:
+                waiting.state = _grammar(waiting.job.result).start()
+            except Exception as error:
+                waiting.error = _told(error, f"the grammar of request {waiting.request.request_id!r}")
+        elif waiting.deadline <= now:
+            waiting.error = self._too_late()
+        else:
+            return False
+        return True
+
+    def _leave(self, request_id: str, error: str | None) -> Ready:
+        waiting = self._waiting.pop(request_id)
         request = waiting.request
-        assert request.grammar is not None
-        try:
-            state = _grammar(waiting.job.result).start()
-        except Exception as error:
-            return _told(error, f"the grammar of request {request.request_id!r}")
-        self._running[request.request_id] = _Running(request.grammar, state, request.stop_token_ids)
-        return None
+        self._compiler.leave(waiting.job, overdue=not waiting.job.result.done())
+        if error is None:
+            assert request.grammar is not None
+            assert waiting.state is not None
+            self._running[request_id] = _Running(request.grammar, waiting.state, request.stop_token_ids)
+        return Ready(request, error)
 
     def _too_late(self) -> str:
         limit = f"structured_outputs.compile_timeout={self._timeout:g} s"

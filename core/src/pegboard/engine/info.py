@@ -25,7 +25,8 @@ def check_context(config: EngineConfig, spec: ModelSpec) -> None:
 
 class EngineInfo(msgspec.Struct, frozen=True, kw_only=True):
     """``max_model_len``: most tokens of one request, prompt and output, as configured. ``kv_tokens``: tokens that the KV
-    cache can hold for one request. ``reason`` says in words which of the two is the limit."""
+    cache can hold for one request. ``reason`` says in words which of the two is the limit. ``seed``: from which requests without
+    one get theirs; None draws them from entropy."""
 
     model: str
     vocab_size: int
@@ -34,9 +35,10 @@ class EngineInfo(msgspec.Struct, frozen=True, kw_only=True):
     num_blocks: int
     block_size: int
     num_host_blocks: int = 0
+    seed: int | None = None
 
     @classmethod
-    def of(cls, config: EngineConfig, spec: ModelSpec, kv_config: KVCacheConfig) -> EngineInfo:
+    def of(cls, config: EngineConfig, spec: ModelSpec, kv_config: KVCacheConfig, seed: int | None = None) -> EngineInfo:
         """Raises ``EngineStartError`` when the KV cache cannot hold a single token; warns when it is shorter than the context."""
         info = cls(
             model=config.model,
@@ -46,6 +48,7 @@ class EngineInfo(msgspec.Struct, frozen=True, kw_only=True):
             num_blocks=kv_config.num_blocks - 1,
             block_size=kv_config.block_size,
             num_host_blocks=kv_config.num_host_blocks,
+            seed=seed,
         )
         if info.kv_tokens < 1:
             raise EngineStartError(f"the KV cache has {info.num_blocks} usable blocks; raise kv_cache.num_blocks")

@@ -174,7 +174,7 @@ class LLMEngine:
 
     def withdraw(self, request_ids: Iterable[str]) -> None:
         """End requests whose caller has gone: like ``abort_request``, but nothing is reported. Does not raise."""
-        gone = set(request_ids)
+        gone = dict.fromkeys(request_ids)
         try:
             self.abort_request(gone)
         except EngineDeadError:

@@ -133,8 +133,8 @@ def part_problems(draft: ConfigDraft, host: PluginHost) -> list[Problem]:
         winner = draft.winner(leaf.path)
         if leaf.part is None or winner is None or winner.problem:
             continue
-        for name in [winner.value] if isinstance(winner.value, str) else winner.value or ():
-            if leaf.part.auto and name == "auto":
+        for name in leaf.part.names(winner.value) if isinstance(winner.value, str) else winner.value or ():
+            if name in leaf.part.choices:
                 continue
             try:
                 host.get(leaf.part.kind, name)

@@ -1,6 +1,7 @@
 """Plugins: markers for authors, providers, and the host that loads and composes them. Imports no plugin and no torch."""
 
 from pegboard.plugins.attention import AttentionChoice, select_attention
+from pegboard.plugins.chosen import Chosen
 from pegboard.plugins.composition import Composition, compose, executor_class
 from pegboard.plugins.errors import CompositionError, DuplicateProviderError, PluginError, UnknownProviderError
 from pegboard.plugins.host import PluginHost
@@ -42,6 +43,7 @@ __all__ = [
     "AdmissionPolicyProvider",
     "AttentionBackendProvider",
     "AttentionChoice",
+    "Chosen",
     "ChunkPolicyProvider",
     "CliCommand",
     "CommunicatorProvider",

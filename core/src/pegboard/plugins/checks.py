@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 from pegboard.plugins.class_path import contract_class, contract_problems, missing_members
 from pegboard.plugins.errors import PluginError
 from pegboard.plugins.provider import KINDS, Provider
+from pegboard.plugins.requirements import unmet_requirement
 from pegboard.plugins.suggestions import CAPABILITY_PACKAGES, did_you_mean
 
 if TYPE_CHECKING:
@@ -21,13 +22,24 @@ def load_target(provider: Provider, host: PluginHost) -> Any:
     try:
         target = provider.load()
     except Exception as error:
-        raise PluginError(f"{who} cannot be loaded: {type(error).__name__}: {error} (target {provider.target!r})") from error
+        remedy = _remedy(error, provider, host)
+        raise PluginError(
+            f"{who} cannot be loaded: {type(error).__name__}: {error} (target {provider.target!r}){remedy}"
+        ) from error
     problems = contract_problems(provider.kind, target)
     if problems:
         raise PluginError(
             f"{who} does not keep version {KINDS[provider.kind].api} of its contract: {provider.target!r} {'; '.join(problems)}"
         )
     return target
+
+
+def _remedy(error: Exception, provider: Provider, host: PluginHost) -> str:
+    """What to install, where a module is missing that the plugin's own metadata asks for."""
+    record = host.record(provider.plugin) if provider.plugin else None
+    missing = error.name if isinstance(error, ModuleNotFoundError) else None
+    requirement = unmet_requirement(record.distribution, missing) if record is not None and missing else ""
+    return f"; pip install {requirement!r}" if requirement else ""
 
 
 def check_made(provider: Provider, made: Any, host: PluginHost) -> None:

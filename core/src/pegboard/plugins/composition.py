@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any
 
 from pegboard.contracts.model import ModelSpec
 from pegboard.contracts.model_source import ModelSource
+from pegboard.plugins.attention import backend_names
 from pegboard.plugins.checks import capability_problems, check_made, load_target
 from pegboard.plugins.errors import CompositionError, PluginError
 from pegboard.plugins.host import PluginHost
@@ -21,6 +22,7 @@ from pegboard.plugins.parts import (
     AUTO,
     NAMED_PARTS,
     Choices,
+    best_communicator,
     choose_communicator,
     choose_executor,
     choose_grammar,
@@ -99,6 +101,21 @@ class Composition:
             check_made(provider, made, self.host)
         return made
 
+    def across_hosts(self) -> Composition:
+        """The same for ranks on several hosts, once an executor knows that they are: with a communicator that serves them. Raises
+        ``PluginError`` where the chosen one does not and was named, or there is no other."""
+        chosen, device = self.parts.get("communicator"), self.parts["platform"].name
+        if chosen is None or not getattr(chosen, "one_host", False):
+            return self
+        better = best_communicator(self.host, device, one_host=False)
+        if self.config.executor.communicator != AUTO or better is None:
+            remedy = f"name {better.name!r}, or 'auto'" if better is not None else "install one that serves several hosts"
+            raise PluginError(
+                f"executor.communicator: {chosen.name!r} is for ranks on one host, and these are on several; {remedy}"
+            )
+        reasons = {**self.reasons, "communicator": f"priority {better.priority} on {device}, across hosts"}
+        return replace(self, parts={**self.parts, "communicator": better}, reasons=reasons)
+
     def options(self, plugin: str) -> Any:
         """The section ``plugins.<plugin>``, as the plugin's own model; None for a plugin without options."""
         return section_of(self.host, self.config.plugins, plugin)
@@ -163,7 +180,7 @@ def _choose_model_parts(choices: Choices) -> tuple[ModelSource | None, ModelSpec
         choices.problems.append(error)
         return None, None
     spec = None
-    model = choices.attempt(lambda: choose_model(source, host))
+    model = choices.attempt(lambda: choose_model(source, host, config))
     if model is not None:
         try:
             spec = spec_of(model, source, host)
@@ -190,7 +207,7 @@ def _choose_named(choices: Choices) -> None:
     choices.attempt(lambda: choose_platform(choices))
     for path, kind in NAMED_PARTS:
         name = _value(config, path)
-        if kind in ("executor", "platform") or not isinstance(name, str):
+        if kind in ("model", "executor", "platform") or not isinstance(name, str):
             continue
         if kind == "weight_loader" and name == AUTO:
             continue
@@ -211,8 +228,9 @@ def _check_attention(choices: Choices, path: str, name: str) -> None:
     if name == AUTO:
         return
     try:
-        provider, _ = choices.named(path, "attention", name)
-        choices.host.activate(provider.plugin)
+        for each in backend_names(name):
+            provider, _ = choices.named(path, "attention", each)
+            choices.host.activate(provider.plugin)
     except PluginError as error:
         choices.problems.append(error)
 

@@ -157,9 +157,9 @@ class PluginHost:
 
         for path, kind in NAMED_PARTS:
             value = get(path)
-            for name in [value] if isinstance(value, str) else value or []:
+            for name in value.split(",") if isinstance(value, str) else value or []:
                 try:
-                    self.activate(self.get(kind, name).plugin)
+                    self.activate(self.get(kind, name.strip()).plugin)
                 except PluginError:
                     continue
 

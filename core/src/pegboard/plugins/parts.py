@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final
 
 from pegboard.plugins.checks import load_target
+from pegboard.plugins.chosen import Chosen
 from pegboard.plugins.errors import PluginError
 from pegboard.plugins.provider import CommunicatorProvider, GrammarProvider, PlatformProvider, Provider
 from pegboard.plugins.suggestions import CAPABILITY_PACKAGES
@@ -19,6 +20,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 NAMED_PARTS: Final = (
+    ("model_impl", "model"),
     ("executor.name", "executor"),
     ("executor.worker", "worker"),
     ("executor.communicator", "communicator"),
@@ -99,7 +101,13 @@ class Choices:
         name = ask(self.host, hook, config=self.config, candidates=self.host.providers(kind))
         if name is None:
             return None
-        return self.host.get(kind, name), f"chosen by {hook} of {' or '.join(self.host.hook.implemented_by(hook))}"
+        return self.host.get(kind, name), why_chosen(self.host, hook, name)
+
+
+def why_chosen(host: PluginHost, hook: str, name: str) -> str:
+    """The reason for ``name``, the answer of a select hook: the one that a plugin gives, and in any case who was asked."""
+    who = f"chosen by {hook} of {' or '.join(host.hook.implemented_by(hook))}"
+    return f"{name.reason}; {who}" if isinstance(name, Chosen) else who
 
 
 def ask(host: PluginHost, hook: str, **arguments: Any) -> str | None:
@@ -131,7 +139,8 @@ def choose_executor(choices: Choices) -> tuple[Provider, str]:
         provider, _ = choices.named("executor.name", "executor", "uniproc")
         return provider, "one rank"
     ranks = f"{sizes['tp']} x {sizes['pp']} ranks (executor.tensor_parallel_size x executor.pipeline_parallel_size)"
-    able = {n: p for n, p in host.automatic("executor").items() if p.capabilities.issuperset(needed)}
+    offered = host.automatic("executor").items()
+    able = {n: p for n, p in offered if p.capabilities.issuperset(needed) and "external_launch" not in p.capabilities}
     if able:
         name = "mp" if "mp" in able else min(able)
         return able[name], f"{ranks} need {' and '.join(needed)}"
@@ -144,10 +153,14 @@ def choose_executor(choices: Choices) -> tuple[Provider, str]:
 
 
 def choose_platform(choices: Choices) -> tuple[Provider, str]:
-    """As named, if available; for "auto" the available one with the highest priority."""
+    """As named, if available; for "auto" the available one with the highest priority. A named one is taken as it is where the
+    executor may have workers on other machines, which are what counts and are not known yet."""
     name, host = choices.config.device, choices.host
     if name != AUTO:
         provider, reason = choices.named("device", "platform", name)
+        executor = choices.parts.get("executor")
+        if executor is not None and "multi_node" in executor.capabilities:
+            return provider, reason
         if not _available(load_target(provider, host), host.label(provider)):
             raise PluginError(f"device: platform {name!r} of {host.label(provider)} is not available on this machine")
         return provider, reason
@@ -187,17 +200,24 @@ def choose_communicator(choices: Choices) -> None:
         choices.attempt(lambda: choices.named("executor.communicator", "communicator", settings.communicator))
         return
     device = choices.parts["platform"].name if "platform" in choices.parts else ""
-    able = {
-        key: p for key, p in host.automatic("communicator").items() if isinstance(p, CommunicatorProvider) and device in p.devices
-    }
-    if able:
-        best = max(able, key=lambda key: (able[key].priority, key))
-        choices.attempt(lambda: (able[best], f"priority {able[best].priority} on {device}"))
+    best = best_communicator(host, device)
+    if best is not None:
+        choices.attempt(lambda: (best, f"priority {best.priority} on {device}"))
     elif device:
         known = ", ".join(sorted(host.providers("communicator"))) or "none"
         choices.problems.append(
             PluginError(f"executor.communicator: none serves ranks on {device!r}; installed are {known}; name one that does")
         )
+
+
+def best_communicator(host: PluginHost, device: str, *, one_host: bool = True) -> CommunicatorProvider | None:
+    """The one with the highest priority that serves ``device``, and where ``one_host`` is false ranks on several hosts."""
+    able = {
+        key: p
+        for key, p in host.automatic("communicator").items()
+        if isinstance(p, CommunicatorProvider) and device in p.devices and (one_host or not p.one_host)
+    }
+    return able[max(able, key=lambda key: (able[key].priority, key))] if able else None
 
 
 def choose_grammar(choices: Choices) -> None:

@@ -175,14 +175,21 @@ class ModelProvider(Provider):
     """``architectures``: names in a checkpoint's ``architectures``. ``spec``: import-free path of a function
     ``(source: ModelSource) -> ModelSpec`` that needs no torch.
 
-    Capabilities: tp (ranks may share a layer), pp (stages may share the layers). ``parallel``: import-free path of a function
-    ``(spec: ModelSpec, ranks: int) -> Iterable[str]`` that needs no torch and says what keeps so many ranks from sharing a
-    layer, nothing if they can. Without it, ``pegboard.plugins.parallel.undivided_heads`` decides."""
+    ``accepts``: for a provider that can run architectures which it does not list, the import-free path of a function
+    ``(source: ModelSource, config: EngineConfig) -> Iterable[str]`` that says why it cannot run this checkpoint, nothing if it
+    can. It is asked where no provider lists the architecture, or if the configuration names it.
+
+    Capabilities: tp (ranks may share a layer), pp (stages may share the layers). ``parallel`` and ``stages``: import-free paths
+    of functions ``(spec: ModelSpec, ranks: int) -> Iterable[str]`` that need no torch and say what keeps so many ranks from
+    sharing a layer, or so many stages from sharing the layers; nothing if they can. Without ``parallel``,
+    ``pegboard.plugins.parallel.undivided_heads`` decides."""
 
     kind = _kind("model", "models", "model:Model", "architectures")
     architectures: tuple[str, ...] = ()
     spec: str = ""
+    accepts: str = ""
     parallel: str = ""
+    stages: str = ""
 
     def __post_init__(self) -> None:
         super().__post_init__()

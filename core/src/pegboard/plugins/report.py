@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from operator import attrgetter
 from typing import TYPE_CHECKING, Any
 
 from pegboard.plugins.checks import load_target
@@ -10,10 +11,12 @@ from pegboard.plugins.class_path import optional_arguments
 from pegboard.plugins.discovery import STANDARD
 from pegboard.plugins.errors import PluginError
 from pegboard.plugins.options import model_of, sections, sections_of
+from pegboard.plugins.parts import NAMED_PARTS, SELECTED, Choices, choose_executor
 from pegboard.plugins.provider import KINDS, ModelProvider, Provider, import_target
 from pegboard.plugins.record import OfferRecord, PluginRecord
 
 if TYPE_CHECKING:
+    from pegboard.config import EngineConfig
     from pegboard.plugins.host import PluginHost
 
 
@@ -84,6 +87,22 @@ def kind_data(kind: str, host: PluginHost) -> dict[str, Any]:
         "summary": facts.summary,
         "providers": {name: provider_data(p, host) for name, p in host.providers(kind).items()},
     }
+
+
+def choice_of(kind: str, config: EngineConfig, host: PluginHost) -> str:
+    """Which part of a kind ``config`` means, and why; or why none. Empty for kinds that are not chosen like that."""
+    choices = Choices(host, config)
+    try:
+        if kind == "executor":
+            provider, reason = choose_executor(choices)
+        elif kind in SELECTED:
+            path = next(path for path, named in NAMED_PARTS if named == kind)
+            provider, reason = choices.selected(path, kind, attrgetter(path)(config))
+        else:
+            return ""
+    except PluginError as error:
+        return str(error)
+    return f"{provider.name} ({reason})"
 
 
 def find(name: str, host: PluginHost) -> list[dict[str, Any]]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.metadata
 import re
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
@@ -45,6 +46,19 @@ def host_refused(record: PluginRecord, requires: Iterable[str]) -> str:
                 f"{record.distribution} that supports it, or the {PROJECT} that it asks for"
             )
     return ""
+
+
+def unmet_requirement(distribution: str, module: str) -> str:
+    """The requirement of ``distribution`` whose name is that of the missing ``module``, such as "ray>=2.50", or nothing."""
+    if not distribution:  # of a plugin that was given directly
+        return ""
+    try:
+        lines = importlib.metadata.requires(distribution) or []
+    except importlib.metadata.PackageNotFoundError:
+        return ""
+    wanted = normalized(module.partition(".")[0])
+    plain = [line.partition(";")[0].strip() for line in lines]
+    return next((line for line in plain if normalized(re.split(r"[^A-Za-z0-9._-]", line, maxsplit=1)[0]) == wanted), "")
 
 
 def requirement_problems(required: Sequence[str], records: Iterable[PluginRecord]) -> list[Problem]:

@@ -9,8 +9,12 @@ from typing import Final
 KNOWN_PACKAGES: Final[dict[tuple[str, str], str]] = {
     ("executor", "mp"): "pegboard-executor-mp",
     ("executor", "ray"): "pegboard-executor-ray",
+    ("executor", "ray-mq"): "pegboard-executor-ray",
     ("executor", "uniproc"): "pegboard-plugins",
     ("attention", "triton"): "pegboard-attn-triton",
+    ("attention", "flash_attn"): "pegboard-attn-triton",
+    ("attention", "flash_attn_3"): "pegboard-attn-triton",
+    ("attention", "flashinfer"): "pegboard-attn-triton",
     ("attention", "torch"): "pegboard-plugins",
 }
 """Where to find a part that is not installed, by kind and name."""

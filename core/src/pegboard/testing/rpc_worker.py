@@ -71,7 +71,8 @@ class RpcWorker(BootingWorker):
     def _act(self, wish: dict[str, Any]) -> None:
         if wish.get("rank", self.world.rank) != self.world.rank:
             return
-        time.sleep(wish.get("sleep", 0))
+        if "sleep" in wish:
+            time.sleep(wish["sleep"])
         if "raise" in wish:
             raise RuntimeError(wish["raise"])
 

@@ -16,7 +16,7 @@ from pegboard.contracts.platform import Platform
 from pegboard.contracts.worker import Worker, rpc
 from pegboard.plugins.attention import select_attention
 from pegboard.plugins.lifecycle import WorkerContext
-from pegboard.plugins.parallel import stage_layers
+from pegboard.plugins.parallel import head_layers, stage_layers
 from pegboard.wire import GrammarOutput, KVCacheConfig, KVCacheSpec, MemoryReport, ModelRunnerOutput, SchedulerOutput, World
 from pegboard_plugins.worker import dummy_step, memory
 from pegboard_plugins.worker.cache_engine import CacheEngine
@@ -57,7 +57,7 @@ class StandardWorker(Worker):
 
     def init_device(self) -> None:
         self.composition.host.hook.worker_starting(context=self._context())
-        threads = threads_per_worker(self.config.executor.num_threads, self.world.size)
+        threads = threads_per_worker(self.config.executor.num_threads, self.world.num_neighbours)
         self.device = self.platform.set_device(self.world.local_rank, threads)
         if self.device.type == "cpu":
             memory.keep_freed_pages()
@@ -72,8 +72,7 @@ class StandardWorker(Worker):
         before = self._memory_in_use()
         model = self._make_model()
         self._weight_bytes = _weight_bytes(model) or max(0, self._memory_in_use() - before)
-        for extension in self.extensions.values():
-            extension.on_model_loaded(model)
+        self._tell_of_model(model)
         widths = model.intermediate_widths(self.composition.spec) if self.links.pp is not None else {}
         stage = Stage(self.world, self.links.pp, widths, self.dtype, self.device)
         self.runner = ModelRunner(
@@ -226,6 +225,7 @@ class StandardWorker(Worker):
             raise ValueError(f"wake_up: {', '.join(unknown)} is none of 'weights', 'kv_cache'")
         if (tags is None or "weights" in tags) and self.runner.model is None:
             self.runner.model = self._make_model()
+            self._tell_of_model(self.runner.model)
             self._tidy()
         if (tags is None or "kv_cache" in tags) and self.runner.cache is not None and not self.runner.cache.device_caches:
             self.runner.cache.allocate()
@@ -234,8 +234,8 @@ class StandardWorker(Worker):
 
     def _take_place(self) -> None:
         """Find the layers of this rank's stage, and meet the other ranks."""
-        settings, world = self.config.executor, self.world
-        stages = stage_layers(self.composition.spec.num_layers, world.pp_size, settings.pipeline_split)
+        settings, world, spec = self.config.executor, self.world, self.composition.spec
+        stages = stage_layers(spec.num_layers, world.pp_size, settings.pipeline_split, head_layers(spec))
         self.layers = stages[world.pp_rank]
         if world.size > 1:
             log.info(
@@ -259,6 +259,10 @@ class StandardWorker(Worker):
             model.load_weights(weights)
         return model
 
+    def _tell_of_model(self, model: Model) -> None:
+        for extension in self.extensions.values():
+            extension.on_model_loaded(model)
+
     def _choose_attention(self, model: Model) -> AttentionBackend:
         """The backend for the first layer's query; it must serve the queries of the other layers too."""
         queries = list(
@@ -273,6 +277,8 @@ class StandardWorker(Worker):
                     block_size=self.config.kv_cache.block_size,
                     sliding_window=layer.sliding_window,
                     logits_soft_cap=layer.logits_soft_cap,
+                    alibi=layer.alibi_slopes is not None,
+                    sinks=layer.sinks is not None,
                 )
                 for layer in model.attention_layers
             )
@@ -300,7 +306,7 @@ class StandardWorker(Worker):
     def _available(self, activations: int, booked: int) -> tuple[int, str]:
         settings, specs = self.config.kv_cache, self.get_kv_cache_specs()
         if self.device.type == "cpu":
-            free = max(0, memory.host_memory()[0] // self.world.size - activations)  # each worker here has a part of it
+            free = max(0, memory.host_memory()[0] // self.world.num_neighbours - activations)  # each worker here has a part of it
             return memory.kv_budget(settings, specs, free, self.config.scheduler.max_num_seqs, self._max_model_len, booked)
         if settings.memory is not None:
             return settings.memory, f"kv_cache.memory={settings.memory}"

@@ -146,10 +146,22 @@ def _show(args: argparse.Namespace, host: PluginHost) -> Answer:
     found = find(args.name, host)
     if not found:
         return _nothing(args.name, host)
+    for item in found:
+        if item["what"] == "kind":
+            item["chosen"] = _chosen(item["kind"], args.config, host)
     lines: list[str] = []
     for item in found:
         lines += ["", *_facts(item)] if lines else _facts(item)
     return 0, found, lines
+
+
+def _chosen(kind: str, config: str | None, host: PluginHost) -> str:
+    """What the configuration, without the arguments of another command, means by a kind that may be left at "auto"."""
+    from pegboard.config.load import load_draft
+    from pegboard.plugins.report import choice_of
+
+    settings, problems = load_draft(file=config, model="any").attempt()
+    return f"not known: {'; '.join(map(str, problems))}" if settings is None else choice_of(kind, settings, host)
 
 
 def _facts(item: dict[str, Any], indent: str = "") -> list[str]:
