@@ -256,7 +256,11 @@ class EngineCore:
         self._check_alive()
         while not self._live and self.has_requests():
             self.step()  # has no news: it sends what workers have not been told, and ends what is still in flight
-        return self.executor.collective_rpc(method, tuple(args), kwargs, timeout=timeout, ranks=ranks)  # type: ignore[no-any-return]
+        try:
+            return self.executor.collective_rpc(method, tuple(args), kwargs, timeout=timeout, ranks=ranks)  # type: ignore[no-any-return]
+        finally:
+            if method == "sleep":  # what blocks held is lost, perhaps on some ranks only
+                self.scheduler.reset_prefix_cache()
 
     def check_health(self) -> None:
         """Return when everything answers; raise ``EngineDeadError`` otherwise."""
