@@ -66,6 +66,7 @@ def test_several_hosts(launcher: Any, tiny: Path, wanted: list[int], tp: int, pp
                 return spoken(llm), llm.collective_rpc(
                     lambda worker: (
                         worker.world.local_rank,
+                        worker.world.local_size,
                         worker.world.rendezvous.partition("://")[0],
                         type(worker.links.tp or worker.links.pp).__name__,
                     )
@@ -75,7 +76,7 @@ def test_several_hosts(launcher: Any, tiny: Path, wanted: list[int], tp: int, pp
                 module.this_host = real  # type: ignore[attr-defined]
 
     places = [number % pp for number in range(tp * pp)]
-    expected = [(place, "tcp", "TorchDistributedCommunicator") for place in places]
+    expected = [(place, pp, "tcp", "TorchDistributedCommunicator") for place in places]
     assert launcher(tp * pp, run) == [(wanted, expected)] * (tp * pp)
 
 

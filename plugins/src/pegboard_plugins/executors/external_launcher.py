@@ -63,6 +63,7 @@ class ExternalLauncherExecutor(Executor):
                 self.world,
                 rank=place.rank,
                 local_rank=agreement.local_rank(place, hosts),
+                local_size=hosts.count(hosts[place.rank]),
                 rendezvous=agreement.make_rendezvous(self._cohort, hosts, address, os.path.isdir),
             )
             self._cohort.call(Point("the start of the workers", {}), self._start_worker, range(size)).result()

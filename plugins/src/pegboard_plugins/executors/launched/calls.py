@@ -163,18 +163,18 @@ class Calls:
         return max(0.0, min(ends) - time.monotonic()) if ends else None
 
     def expire(self) -> None:
-        """End the calls whose time is up."""
+        """End the calls whose time is up. One whose limit is not common is fatal: then all end."""
         with self._lock:
             for call in [c for c in self._waiting() if c.deadline is not None and c.deadline <= time.monotonic()]:
                 who, what = ranks_text(self._missing(call)), call.begun[self._rank].point.what
-                setting = "" if call.limit_is_common else " (executor.step_timeout)"
-                late = TimeoutError(f"{what}: no answer from {who} within {call.limit} s{setting}")
-                if call.limit_is_common and self._rank == 0:
-                    call.decision = Decided(call.number, str(late))
-                    self._send(call.decision)
-                self._end(call, late)
+                late = f"{what}: no answer from {who} within {call.limit} s"
                 if not call.limit_is_common:
-                    self._fatal = self._fatal or late
+                    self._fatal = self._fatal or TimeoutError(f"{late} (executor.step_timeout)")
+                    continue
+                if self._rank == 0:
+                    call.decision = Decided(call.number, late)
+                    self._send(call.decision)
+                self._end(call, TimeoutError(late))
         self._report()
 
     def oldest(self, rank: int | None = None) -> Waiting | None:

@@ -246,6 +246,8 @@ class Cohort:
         log.error("rank %d: the executor has failed: %s", self.rank, cause)
         text = str(cause) if isinstance(cause, ExecutorFailed) else f"the executor has failed: {cause}"
         refusal = cause if isinstance(cause, ExecutorFailed) else ExecutorFailed(text)
+        if refusal is not cause:
+            refusal.__cause__ = cause
         self._connections.send(Failed(isinstance(cause, DriftError), text))
         self._refuse(refusal)
         remove_folder(self.folder)
