@@ -125,6 +125,18 @@ def until_clean(pids: list[int], since: float) -> dict[str, Any]:
     return {"ranks_gone": round((gone or now) - since, 2), "clean": round(now - since, 2), "left": remains}
 
 
+def raylets_of(cluster: Cluster) -> list[int]:
+    return [process.process.pid for node in cluster.list_all_nodes() for process in node.all_processes.get("raylet", ())]
+
+
+def remove_semaphores(raylets: list[int]) -> None:
+    """Of channels of compiled graphs: a raylet that is killed leaves them."""
+    names = tuple(f"sem.{kind}{pid}-" for kind in ("hdr", "obj") for pid in raylets)
+    for name in os.listdir("/dev/shm"):
+        if name.startswith(names):
+            os.unlink(f"/dev/shm/{name}")
+
+
 # -- faults ------------------------------------------------------------------------------------------------------------
 
 
@@ -148,6 +160,7 @@ def kill_raylet(name: str, cluster: Cluster, in_a_step: bool) -> dict[str, Any]:
     raylet.kill()
     result = _after(executor, callers, pids, since)
     cluster.remove_node(node, allow_graceful=False)
+    remove_semaphores([raylet.pid])
     return result
 
 
@@ -175,9 +188,11 @@ def kill_driver(name: str, cluster: Cluster, in_a_step: bool) -> dict[str, Any]:
         since = time.monotonic()
         holder.kill()
     state = until_clean(pids, since)
-    dead = [each["NodeID"] for each in ray.nodes() if not each["Alive"]]
+    raylet = node.all_processes["raylet"][0].process
+    alive = raylet.poll() is None
     cluster.remove_node(node)
-    return {"callers": {}, **state, "dead_nodes": len(dead)}
+    remove_semaphores([raylet.pid])
+    return {"callers": {}, **state, "raylet_alive": alive}
 
 
 FAULTS: dict[str, tuple[Callable[[str, Cluster, bool], dict[str, Any]], bool]] = {
@@ -216,7 +231,9 @@ def main() -> None:
                 report.setdefault(fault, {})[name] = break_it(name, cluster, in_a_step)
     finally:
         ray.shutdown()
+        raylets = raylets_of(cluster)
         cluster.shutdown()
+        remove_semaphores(raylets)
     print(table(report))
     print(json.dumps({"benchmark": "ray_failures", "cores": len(os.sched_getaffinity(0)), "faults": report}))
 

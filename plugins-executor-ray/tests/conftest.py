@@ -55,12 +55,23 @@ class TwoNodes:
     def stop(self) -> None:
         if self._cluster is not None:
             self.disconnect()
+            nodes = self._cluster.list_all_nodes()
+            raylets = [process.process.pid for node in nodes for process in node.all_processes.get("raylet", ())]
             self._cluster.shutdown()
             self._cluster = None
+            _remove_semaphores(raylets)
 
     @property
     def address(self) -> str:
         return str(self._cluster.address)
+
+
+def _remove_semaphores(raylets: list[int]) -> None:
+    """Of channels of compiled graphs, which a raylet removes when it ends in peace: the cluster kills it."""
+    names = tuple(f"sem.{kind}{pid}-" for kind in ("hdr", "obj") for pid in raylets)
+    for name in os.listdir("/dev/shm"):
+        if name.startswith(names):
+            os.unlink(f"/dev/shm/{name}")
 
 
 _two_nodes = TwoNodes()

@@ -20,7 +20,7 @@ from pegboard.wire import World
 from pegboard_executor_mp.calls import Calls
 from pegboard_executor_mp.messages import Reply, Request
 from pegboard_executor_mp.replies import BeforeError, take_reply
-from pegboard_executor_ray import quiet
+from pegboard_executor_ray import apart, quiet
 from pegboard_executor_ray.dag_rank import APART, END, INLINE, NOTHING, CallFailed
 
 ROOM: Final = 4096
@@ -107,10 +107,9 @@ class Graph:
         self._closed = True
         self._waiting.put(None)
         self._room.release()
-        closing = threading.Thread(target=self._tear_down, args=(connected,), name="pegboard-ray-close", daemon=True)
-        closing.start()
+        closing = apart.run("close", self._tear_down, connected)
         for thread in (closing, *self._threads):
-            if thread is not threading.current_thread():
+            if thread is not None and thread is not threading.current_thread():
                 thread.join(CLOSE_SECONDS)
 
     def _tear_down(self, connected: bool) -> None:

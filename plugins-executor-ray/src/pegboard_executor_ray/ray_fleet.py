@@ -20,7 +20,7 @@ from pegboard.wire import World
 from pegboard_executor_mp.calls import Calls, Deadline
 from pegboard_executor_mp.failure import VERDICT_SECONDS, Failure
 from pegboard_executor_mp.fleet import has_ended
-from pegboard_executor_ray import autostart
+from pegboard_executor_ray import apart, autostart
 from pegboard_executor_ray.crew import Crew
 from pegboard_executor_ray.options import Options
 from pegboard_executor_ray.rank_actor import RankActor
@@ -50,6 +50,7 @@ class RayFleet(abc.ABC):
         self.hurry = False
         """Give the ranks no time to end by themselves: what they wait for may never come."""
         self._lock = threading.RLock()
+        self._stopped = False
         self._ending: threading.Thread | None = None
         self._crew: Crew | None = None
         self._holds = False
@@ -77,7 +78,7 @@ class RayFleet(abc.ABC):
         self._holds = True
         crew = Crew(composition, self._options, self._world, self._fail_apart, self.actor_class)
         with self._lock:
-            self._crew, stopped = crew, self._ending is not None
+            self._crew, stopped = crew, self._stopped
         if stopped:
             crew.stop(hurry=True)
             raise ExecutorFailed("the executor was shut down")
@@ -95,7 +96,7 @@ class RayFleet(abc.ABC):
 
     def _fail_apart(self, cause: BaseException) -> None:
         """In a thread of its own: whoever is told may stop everything, and wait for the thread that has found ``cause``."""
-        threading.Thread(target=self.fail, args=(cause,), name="pegboard-ray-failure", daemon=True).start()
+        apart.run("failure", self.fail, cause)
 
     def _before_error(self, error: WorkerError) -> None:
         """An error of one rank may come of the end of another one: then let that be told first."""
@@ -140,24 +141,25 @@ class RayFleet(abc.ABC):
         self._end(hurry)
 
     def _end(self, hurry: bool) -> None:
-        ending = self._begin_end(hurry)
+        self._begin_end(hurry)
         limit = self._options.shutdown_timeout + _MARGIN
         try:
-            ending.join(limit)
+            if self._ending is not None:
+                self._ending.join(limit)
         except BaseException:  # a Ctrl-C must not leave anything
             self._begin_end(hurry=True)
-            ending.join(limit)
+            if self._ending is not None:
+                self._ending.join(limit)
             raise
 
-    def _begin_end(self, hurry: bool) -> threading.Thread:
+    def _begin_end(self, hurry: bool) -> None:
         with self._lock:
             self.hurry = self.hurry or hurry
-            if self._ending is None:
-                self._ending = threading.Thread(target=self._let_go, name="pegboard-ray-end", daemon=True)
-                self._ending.start()
+            first, self._stopped = not self._stopped, True
+            if first:
+                self._ending = apart.run("end", self._let_go)
         if self.hurry:
             self._wait_no_longer()
-        return self._ending
 
     def _let_go(self) -> None:
         try:

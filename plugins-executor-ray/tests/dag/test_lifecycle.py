@@ -249,7 +249,12 @@ from pegboard.testing.ranked_model import RankedPlugin
 llm = LLM('scripted', plugins={'ranked': RankedPlugin()}, max_model_len=64,
           executor={'name': 'ray', 'worker': 'pegboard.testing.fakes:RunnerWorker', 'tensor_parallel_size': 2})
 print(*llm.collective_rpc(lambda worker: os.getpid()), flush=True)
-if sys.argv[1:]:
+if sys.argv[1:] == ['threadless']:
+    import atexit, threading
+    def refuse(thread):
+        raise RuntimeError("can't create new thread at interpreter shutdown")
+    atexit.register(lambda: setattr(threading.Thread, 'start', refuse))
+elif sys.argv[1:]:
     time.sleep(600)
 """
 
@@ -263,8 +268,9 @@ def script(two_nodes: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> l
     return [sys.executable, str(path)]
 
 
-def test_the_end_of_the_interpreter_is_the_end_of_the_ranks(script: list[str], nothing_left: NothingLeft) -> None:
-    done = subprocess.run(script, capture_output=True, text=True, timeout=PATIENCE, check=True)
+@pytest.mark.parametrize("how", [[], ["threadless"]], ids=["", "as-python-3.12"])
+def test_the_end_of_the_interpreter_is_the_end_of_the_ranks(how: list[str], script: list[str], nothing_left: NothingLeft) -> None:
+    done = subprocess.run([*script, *how], capture_output=True, text=True, timeout=PATIENCE, check=True)
     pids = [int(pid) for pid in done.stdout.split()]
     assert len(pids) == 2
     assert "Traceback" not in done.stderr
