@@ -19,6 +19,18 @@ from pegboard.wire import World
 from pegboard_executor_mp.messages import Outcome, Reply, Request
 from pegboard_executor_mp.packing import pack, unpack
 
+WITHOUT_A_CLUSTER = ("test_bundles.py", "test_selection.py", "test_without_ray.py")
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """What starts a Ray cluster is ``long``: minutes, and not yet steady enough to gate on."""
+    here = os.path.dirname(__file__)
+    for item in items:
+        if item.path.is_relative_to(here) and item.path.name not in WITHOUT_A_CLUSTER:
+            item.add_marker(pytest.mark.long)
+
+
 RPC_WORKER = "pegboard.testing.rpc_worker:RpcWorker"
 SOON = 60.0
 STORE = 100 << 20

@@ -118,7 +118,7 @@ NOTES = """
 """
 
 
-def test_b087_ranks_load_the_plugins_of_the_engine_s_process_once(
+def test_ranks_load_the_plugins_of_the_engine_s_process_once(
     make_crew: Any, on_all: OnAll, plugin_factory: Any, tmp_path: Path
 ) -> None:
     """Also where only this process's import path leads to them."""

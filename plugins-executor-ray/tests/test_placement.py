@@ -34,7 +34,7 @@ def test_threads_that_are_configured_are_reserved(make_crew: Any) -> None:
     assert make_crew(1, num_threads=2)._placement.group.bundle_specs == [{"CPU": 2.0}]
 
 
-def test_b014_what_never_comes_is_waited_for_and_told(
+def test_what_never_comes_is_waited_for_and_told(
     make_crew: Any, groups: Callable[[], list[str]], caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(placement, "TELL_SECONDS", 0.4)
@@ -130,7 +130,7 @@ def test_named_bundles_are_used_in_their_order(inside: Any, compose: Any) -> Non
     assert inside(bundles, start, compose, 2, {"bundle_indices": [1, 3]}) == ([1, 3], ["far", "near"])
 
 
-def test_b014_a_current_group_that_is_too_small_is_refused_at_once(inside: Any, compose: Any, groups: Any) -> None:
+def test_a_current_group_that_is_too_small_is_refused_at_once(inside: Any, compose: Any, groups: Any) -> None:
     text, seconds = inside([{"CPU": 1}, {"CPU": 1}], start, compose, 2, {"placement_timeout": 60})
     assert seconds < 30
     assert text == (

@@ -163,7 +163,7 @@ def variables(nodes: Nodes) -> dict[str, str]:
     return {"RAY_AUTH_MODE": "disabled", "RAY_ADDRESS": nodes.address}
 
 
-def test_b014_ranks_that_can_never_be_placed(nodes: Nodes, variables: dict[str, str], tmp_path: Path) -> None:
+def test_ranks_that_can_never_be_placed(nodes: Nodes, variables: dict[str, str], tmp_path: Path) -> None:
     out, err = run(tmp_path, "start(ranks=4, placement_timeout=4)", status=1, **variables)
     assert out == ""
     wanted = r"4 x \{CPU: 1\} wanted, \{CPU: 1\} available, of \{CPU: 1\} on 1 node"
@@ -173,7 +173,7 @@ def test_b014_ranks_that_can_never_be_placed(nodes: Nodes, variables: dict[str, 
     nodes.wait_until_clean()
 
 
-def test_b014_a_node_that_joins_while_an_engine_waits(nodes: Nodes, variables: dict[str, str], tmp_path: Path) -> None:
+def test_a_node_that_joins_while_an_engine_waits(nodes: Nodes, variables: dict[str, str], tmp_path: Path) -> None:
     """Then one that lacks the model's folder, in a mount namespace of its own."""
     folder = make_checkpoint(tmp_path / "models" / "tiny")
     hides = ("unshare", "-rm", "sh", "-c", f'mount -t tmpfs -o size=1m tmpfs {folder.parent} && exec "$@"', "sh")
