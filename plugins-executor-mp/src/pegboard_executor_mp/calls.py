@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import logging
 import threading
 import time
 from collections.abc import Iterable, Sequence
@@ -10,6 +11,8 @@ from concurrent.futures import Future
 from typing import Any
 
 from pegboard.contracts.executor import ExecutorFailed
+
+log = logging.getLogger(__name__)
 
 
 class Call:
@@ -82,6 +85,18 @@ class Calls:
                     call.future.set_exception(again(self._refusal))
                 self._open.pop(call.id, None)
         return ended
+
+    def shut_down(self, step_timeout: float | None) -> bool:
+        """End all calls because the executor ends, and take no more. True if one of them had waited for ``step_timeout``: ranks
+        that hang need no time to end by themselves."""
+        hung = False
+        for call in self.refuse(ExecutorFailed("the executor was shut down")):
+            age = time.monotonic() - call.started
+            log.info("%s: shut down before there was an answer from %s, after %.1f s", call.name, call.waits_for(), age)
+            if step_timeout is not None and age >= step_timeout:
+                hung = True
+                log.error("%s: no answer from %s for %.1f s, which counts as hung", call.name, call.waits_for(), age)
+        return hung
 
     def oldest(self) -> Call | None:
         """Of those that are open."""

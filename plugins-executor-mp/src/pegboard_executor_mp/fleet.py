@@ -8,7 +8,6 @@ import os
 import select
 import subprocess
 import threading
-import time
 from collections.abc import Callable
 from typing import Any, Final, NoReturn
 
@@ -173,12 +172,7 @@ class Fleet:
             return
         self.hurry = self.hurry or self._failure.cause is not None
         self._failure.close()
-        for call in self._calls.refuse(ExecutorFailed("the executor was shut down")):
-            age = time.monotonic() - call.started
-            log.info("%s: shut down before there was an answer from %s, after %.1f s", call.name, call.waits_for(), age)
-            if self._step_timeout is not None and age >= self._step_timeout:
-                self.hurry = True
-                log.error("%s: no answer from %s for %.1f s, which counts as hung", call.name, call.waits_for(), age)
+        self.hurry = self._calls.shut_down(self._step_timeout) or self.hurry
         grace = min(HURRIED_SECONDS, self._options.shutdown_timeout) if self.hurry else self._options.shutdown_timeout
         self._tell_to_stop(grace)
         self.requests.cancel()

@@ -4,19 +4,16 @@ from __future__ import annotations
 
 import threading
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from concurrent.futures import Future
-from typing import Any, ClassVar, Final, NoReturn, Protocol
+from typing import Any, ClassVar, NoReturn, Protocol
 
-from pegboard.contracts.executor import ALL, Executor, ExecutorFailed, Ranks
+from pegboard.contracts.executor import ALL, HEALTH_SECONDS, Executor, ExecutorFailed, Ranks
 from pegboard.contracts.transport import Closed
 from pegboard_executor_mp.calls import Call, Calls, Deadline
 from pegboard_executor_mp.failure import VERDICT_SECONDS, Failure
 from pegboard_executor_mp.messages import Request
 from pegboard_executor_mp.packing import pack, pack_plain
-
-HEALTH_SECONDS: Final = 60.0
-"""How long ``check_health`` waits where ``executor.step_timeout`` says nothing."""
 
 
 class Requests(Protocol):
@@ -148,15 +145,6 @@ class FleetExecutor(Executor):
         self._finalizer()
 
     # -- calls -------------------------------------------------------------------------------------------------------
-
-    def _asked(self, ranks: Ranks) -> Sequence[int]:
-        size = self.world.size
-        if ranks == ALL:
-            return range(size)
-        asked = tuple(int(rank) for rank in ranks)
-        if any(not 0 <= rank < size for rank in asked) or len(set(asked)) < len(asked):
-            raise ValueError(f"ranks={ranks!r}: this executor has the ranks 0 to {size - 1}, and each can be asked once")
-        return asked
 
     def _send(self, call: Call, request: Request, deadline: Deadline) -> None:
         try:

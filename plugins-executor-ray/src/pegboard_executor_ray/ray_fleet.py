@@ -8,7 +8,6 @@ import contextlib
 import logging
 import os
 import threading
-import time
 from collections.abc import Callable
 from typing import Any, ClassVar, Final, NoReturn
 
@@ -132,12 +131,7 @@ class RayFleet(abc.ABC):
         atexit.unregister(self.stop)
         hurry = self.hurry or self._failure.cause is not None
         self._failure.close()
-        for call in self._calls.refuse(ExecutorFailed("the executor was shut down")):
-            age = time.monotonic() - call.started
-            log.info("%s: shut down before there was an answer from %s, after %.1f s", call.name, call.waits_for(), age)
-            if self._step_timeout is not None and age >= self._step_timeout:
-                hurry = True
-                log.error("%s: no answer from %s for %.1f s, which counts as hung", call.name, call.waits_for(), age)
+        hurry = self._calls.shut_down(self._step_timeout) or hurry
         self._end(hurry)
 
     def _end(self, hurry: bool) -> None:

@@ -24,6 +24,9 @@ MAX_MESSAGE: Final = 4096
 """Characters of a worker's error message that reach the caller; the middle of a longer one is left out."""
 MAX_TRACEBACK: Final = 16384
 
+HEALTH_SECONDS: Final = 60.0
+"""How long ``check_health`` of several ranks waits where ``executor.step_timeout`` says nothing."""
+
 _SHUTDOWN = threading.RLock()
 """Guards the flags ``_is_shut_down``, never held while workers are stopped."""
 
@@ -177,6 +180,16 @@ class Executor(abc.ABC):
     def sample_tokens(self, grammar: GrammarOutput | None, non_block: bool = False) -> Any:
         """Second half: mask with ``grammar`` and sample. Same returns as ``execute_model``, never None."""
         return self._step("sample_tokens", grammar, non_block)
+
+    def _asked(self, ranks: Ranks) -> Sequence[int]:
+        """The ranks that a call is for, in the order of its replies. Raises ``ValueError``."""
+        size = self.world.size
+        if ranks == ALL:
+            return range(size)
+        asked = tuple(int(rank) for rank in ranks)
+        if any(not 0 <= rank < size for rank in asked) or len(set(asked)) < len(asked):
+            raise ValueError(f"ranks={ranks!r}: this executor has the ranks 0 to {size - 1}, and each can be asked once")
+        return asked
 
     def _step(self, method: str, argument: Any, non_block: bool) -> Any:
         replies = self.collective_rpc(method, (argument,), non_block=non_block)

@@ -7,11 +7,11 @@ import pickle
 import weakref
 from collections.abc import Callable
 from functools import partial
-from typing import Any, ClassVar, Final
+from typing import Any, ClassVar
 
 import msgspec
 
-from pegboard.contracts.executor import ALL, Executor, ExecutorFailed, Ranks
+from pegboard.contracts.executor import ALL, HEALTH_SECONDS, Executor, ExecutorFailed, Ranks
 from pegboard.contracts.worker import Worker, resolve_method
 from pegboard.wire import ModelRunnerOutput
 from pegboard_plugins.executors.launched import agreement, points
@@ -20,9 +20,6 @@ from pegboard_plugins.executors.launched.meeting import meet
 from pegboard_plugins.executors.launched.place import read_place
 from pegboard_plugins.executors.launched.points import Point
 from pegboard_plugins.options import StandardOptions
-
-HEALTH_SECONDS: Final = 60.0
-"""How long ``check_health`` waits where ``executor.step_timeout`` says nothing."""
 
 
 class ExternalLauncherExecutor(Executor):
@@ -150,13 +147,6 @@ class ExternalLauncherExecutor(Executor):
         return pickle.loads(answers[output_rank][1])  # type: ignore[no-any-return]
 
     # -- calls -------------------------------------------------------------------------------------------------------
-
-    def _asked(self, ranks: Ranks) -> tuple[int, ...]:
-        size = self.world.size
-        asked = tuple(range(size)) if ranks == ALL else tuple(int(rank) for rank in ranks)
-        if any(not 0 <= rank < size for rank in asked) or len(set(asked)) < len(asked):
-            raise ValueError(f"ranks={ranks!r}: this executor has the ranks 0 to {size - 1}, and each can be asked once")
-        return asked
 
     def _function(self, method: str | Callable[..., Any]) -> Callable[..., Any]:
         if not hasattr(self, "_worker"):
