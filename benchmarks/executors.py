@@ -5,20 +5,22 @@
 Two ranks each, but one with ``uniproc``. "plain": the same actors as those of ``ray``, called by ordinary actor calls, one to
 each rank. The plan is one of a decode step of ``--rows`` requests; its worker makes as many tokens. Steps come ``--pause``
 seconds after one another, as with a model, and "back to back". "two in flight": two stages of one rank each, the next step is
-sent before the last one has come; microseconds per step beyond the millisecond that each stage computes. All are started before
-and take turns in rounds; of the rounds the best figure counts, as other work on the machine only ever makes them worse
-(``other_cores``: how much of that, with the ranks' own, there was in the best one). Prints a table and one JSON line.
+sent before the last one has come; microseconds per step beyond the millisecond that each stage computes. They take turns in
+rounds, and only the one whose turn it is has ranks: those of a compiled graph use a core each also when there is nothing to do
+(``idle_cores``, of all ranks together). Of the rounds the best figure counts, as other work on the machine only ever makes them
+worse (``other_cores``: how much of that, with the ranks' own, there was in the best one). Prints a table and one JSON line.
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import importlib.util
 import json
 import os
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from message_queue import busy_seconds, wait_quiet
@@ -34,6 +36,7 @@ STAGED = ("mp", "ray", "ray-mq")
 RAYS = ("ray", "ray-mq", "plain")
 WARM_UP = 100
 STAGE_SECONDS = 0.001
+IDLE_SECONDS = 1.0
 
 
 def composition(name: str, tp: int, pp: int) -> Composition:
@@ -82,13 +85,20 @@ class Plain:
         self.end = crew.stop
 
 
-def open_all(names: list[str]) -> dict[str, Any]:
-    if any(name in RAYS for name in names):
-        import ray
+def start_ray() -> None:
+    import ray
 
-        store = 256 << 20
-        ray.init(address="local", num_cpus=16, include_dashboard=False, object_store_memory=store, logging_level="warning")
-    return {name: Plain(2) if name == "plain" else Executor(name, 1 if name == "uniproc" else 2) for name in names}
+    store = 256 << 20
+    ray.init(address="local", num_cpus=16, include_dashboard=False, object_store_memory=store, logging_level="warning")
+
+
+@contextlib.contextmanager
+def opened(name: str, tp: int = 1, pp: int = 1) -> Iterator[Any]:
+    executor = Plain(tp) if name == "plain" else Executor(name, tp, pp)
+    try:
+        yield executor
+    finally:
+        executor.end()
 
 
 # -- one measurement ---------------------------------------------------------------------------------------------------
@@ -112,6 +122,14 @@ def overhead(executor: Any, rows: int, steps: int, pause: float) -> dict[str, fl
     times.sort()
     others = (busy_seconds() - busy - (time.process_time() - used)) / wall
     return {"p50_us": 1e6 * times[steps // 2], "p99_us": 1e6 * times[steps * 99 // 100], "other_cores": others}
+
+
+def idle() -> dict[str, float]:
+    """Cores that are in use while nothing is asked of the ranks, those of other work among them."""
+    time.sleep(IDLE_SECONDS / 2)
+    busy = busy_seconds()
+    time.sleep(IDLE_SECONDS)
+    return {"idle_cores": (busy_seconds() - busy) / IDLE_SECONDS}
 
 
 def two_in_flight(executor: Executor, rows: int, steps: int) -> dict[str, float]:
@@ -141,24 +159,20 @@ def run(args: argparse.Namespace, names: list[str]) -> dict[str, dict[str, dict[
     def note(row: str, name: str, figures: dict[str, float]) -> None:
         found.setdefault(row, {}).setdefault(name, []).append(figures)
 
-    executors = open_all(names)
+    if any(name in RAYS for name in names):
+        start_ray()
+    first = f"{args.rows[0]} rows"
     for _ in range(args.rounds):
-        for rows in args.rows:
-            for name, executor in executors.items():
-                wait_quiet(args.quiet_wait)
-                note(f"{rows} rows", name, overhead(executor, rows, args.steps, args.pause))
-        for name, executor in executors.items():
+        for name in names:
             wait_quiet(args.quiet_wait)
-            note(f"{args.rows[0]} rows, back to back", name, overhead(executor, args.rows[0], args.steps, 0.0))
-    for executor in executors.values():
-        executor.end()
-    staged = {name: Executor(name, 1, 2) for name in names if name in STAGED}
-    for _ in range(args.rounds):
-        for name, executor in staged.items():
-            wait_quiet(args.quiet_wait)
-            note(f"{args.rows[0]} rows, two in flight", name, two_in_flight(executor, args.rows[0], args.steps))
-    for executor in staged.values():
-        executor.end()
+            with opened(name, 1 if name == "uniproc" else 2) as executor:
+                for rows in args.rows:
+                    note(f"{rows} rows", name, overhead(executor, rows, args.steps, args.pause))
+                note(f"{first}, back to back", name, overhead(executor, args.rows[0], args.steps, 0.0))
+                note("idle", name, idle())
+            if name in STAGED:
+                with opened(name, pp=2) as executor:
+                    note(f"{first}, two in flight", name, two_in_flight(executor, args.rows[0], args.steps))
     return {row: {name: best(rounds) for name, rounds in executors.items()} for row, executors in found.items()}
 
 
@@ -175,16 +189,19 @@ def ratios(report: dict[str, dict[str, dict[str, float]]]) -> dict[str, dict[str
             if over in figures and under in figures and figures[under]["p50_us"] > 0
         }
         for row, figures in report.items()
+        if row != "idle"
     }
 
 
 def table(report: dict[str, dict[str, dict[str, float]]]) -> str:
     lines = [f"{'':<24} {'executor':<10} {'p50 us':>8} {'p99 us':>8} {'other cores':>12}"]
+    idle_cores = {name: figures["idle_cores"] for name, figures in report.get("idle", {}).items()}
     for row, executors in report.items():
-        for name, figures in executors.items():
+        for name, figures in executors.items() if row != "idle" else ():
             cells = [figures.get(figure) for figure in ("p50_us", "p99_us", "other_cores")]
             texts = ["" if cell is None else f"{cell:,.0f}" if cell >= 10 else f"{cell:.2g}" for cell in cells]
             lines.append(f"{row:<24} {name:<10} {texts[0]:>8} {texts[1]:>8} {texts[2]:>12}")
+    lines.append("cores in use while idle: " + ", ".join(f"{name} {cores:.2f}" for name, cores in idle_cores.items()))
     return "\n".join(lines)
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from pegboard.engine.errors import EngineStartError
-from pegboard_executor_ray.bundles import Bundle, check_named, choose, text
+from pegboard_executor_ray.bundles import Bundle, check_named, choose, near_ranks, text
 
 NEED = {"CPU": 1.0}
 
@@ -83,3 +83,20 @@ def test_what_ray_counts_for_itself_is_not_shown() -> None:
     }
     assert text({**resources, "CPU_group_0_ab": 1, "bundle_group_ab": 1000}) == "{CPU: 1.5, b: 2}"
     assert text({}) == "{}"
+
+
+@pytest.mark.parametrize(
+    ("rooms", "strategy", "near"),
+    [
+        ({"d": 4, "b": 4}, "PACK", 3),
+        ({"d": 3}, "STRICT_PACK", 3),
+        ({"d": 2, "b": 4}, "PACK", 0),
+        ({"d": 2, "b": 2}, "PACK", 2),
+        ({"d": 2, "b": 2}, "STRICT_PACK", 0),
+        ({"d": 4, "b": 4}, "SPREAD", 1),
+        ({"d": 0, "b": 4}, "STRICT_SPREAD", 0),
+        ({"b": 4}, "PACK", 0),
+    ],
+)
+def test_how_many_ranks_of_a_new_group_belong_with_the_driver(rooms: dict[str, int], strategy: str, near: int) -> None:
+    assert near_ranks(rooms, "d", 3, strategy) == near

@@ -25,6 +25,21 @@ def test_a_group_is_made_for_the_ranks_and_goes_with_them(make_crew: Any, groups
     assert groups() == []
 
 
+@pytest.mark.parametrize("strategy", ["PACK", "STRICT_PACK", "SPREAD", "STRICT_SPREAD"])
+def test_a_new_group_begins_on_the_driver_s_node(make_crew: Any, strategy: str) -> None:
+    """Ray alone packs two ranks on the node that they fill best, the other one."""
+    crew = make_crew(2, options={"strategy": strategy})
+    here = [place.node_id == crew.driver.node_id for place in crew.places]
+    assert here == [True, "PACK" in strategy]
+
+
+def test_room_that_others_take_meanwhile(make_crew: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(placement, "PREFER_SECONDS", 0.4)
+    monkeypatch.setattr(placement, "near_ranks", lambda rooms, driver, ranks, strategy: ranks)
+    crew = make_crew(1, options={"resources": {"far": 1}})
+    assert crew.places[0].node_id != crew.driver.node_id
+
+
 def test_another_address_than_that_of_the_connection_is_not_used(make_crew: Any, caplog: pytest.LogCaptureFixture) -> None:
     make_crew(1, options={"address": "10.0.0.1:6379"})
     assert "plugins.executor_ray.address='10.0.0.1:6379' is not used" in caplog.text

@@ -51,6 +51,19 @@ def choose(bundles: Sequence[Bundle], need: Resources, ranks: int, driver_node: 
     return every[:ranks]
 
 
+def near_ranks(rooms: Mapping[str, int], driver_node: str, ranks: int, strategy: str) -> int:
+    """How many ranks of a group that is to be made belong on the driver's node. ``rooms``: how many each node has room for.
+
+    All of them, if it has room; else, packed, as many as it has room for, unless another node has room for all.
+    """
+    room = min(rooms.get(driver_node, 0), ranks)
+    if "SPREAD" in strategy:
+        return min(room, 1)
+    if room < ranks and (strategy == "STRICT_PACK" or max(rooms.values(), default=0) >= ranks):
+        return 0
+    return room
+
+
 def check_named(bundles: Sequence[Bundle], indices: Sequence[int], need: Resources, ranks: int) -> list[Bundle]:
     """The bundles that a user has named, one per rank. Raises ``EngineStartError``."""
     known = {bundle.index: bundle for bundle in bundles}

@@ -13,6 +13,7 @@ from typing import Any, Final
 import ray
 
 from pegboard.engine.errors import EngineStartError
+from pegboard_executor_ray import autostart
 from pegboard_executor_ray.options import Options
 from pegboard_executor_ray.place import Place
 
@@ -45,7 +46,11 @@ class Cluster:
     @property
     def connected(self) -> bool:
         """Still to the same Ray. To be asked before anything is asked of Ray, which might start a new one."""
-        return ray.is_initialized() and _session() == self._session
+        with autostart.held():
+            try:
+                return ray.is_initialized() and _session() == self._session
+            except Exception:  # it was shut down in between
+                return False
 
     def leave(self) -> None:
         if self.owned and self.connected:

@@ -20,6 +20,7 @@ from pegboard.plugins import Composition
 from pegboard.wire import World
 from pegboard_executor_mp import launch
 from pegboard_executor_mp.calls import Deadline, ranks_text
+from pegboard_executor_ray import autostart
 from pegboard_executor_ray.cluster import Cluster
 from pegboard_executor_ray.environment import Surroundings
 from pegboard_executor_ray.loss import how_it_ended, remedy
@@ -68,6 +69,8 @@ class Crew:
         self._name = f"pegboard-{secrets.token_hex(4)}"
         need = needs(options, composition)
         self._cluster = Cluster(options, need, world.size)
+        autostart.hold()
+        self._holds = True
         try:
             self._placement = Placement(options, need, world.size, self.driver.node_id, self._name)
             self._start(actor_class, world.size)
@@ -94,7 +97,8 @@ class Crew:
 
     def _start(self, actor_class: type[RankActor], ranks: int) -> None:
         assert self._placement is not None
-        remote = ray.remote(concurrency_groups={WATCH_GROUP: 1, **actor_class.groups})(actor_class)
+        groups: Any = {"concurrency_groups": {WATCH_GROUP: 1, **actor_class.groups}}
+        remote = ray.remote(**groups)(actor_class)
         self.actors = [
             remote.options(
                 name=f"{self._name}-rank{rank}",
@@ -200,6 +204,9 @@ class Crew:
                 if self._watch is not None:
                     self._watch.join()  # before Ray goes
                 self._cluster.leave()
+                if self._holds:
+                    self._holds = False
+                    autostart.release()
 
     def _end_actors(self, hurry: bool) -> None:
         try:

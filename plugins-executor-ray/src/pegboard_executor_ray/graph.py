@@ -20,7 +20,7 @@ from pegboard.wire import World
 from pegboard_executor_mp.calls import Calls
 from pegboard_executor_mp.messages import Reply, Request
 from pegboard_executor_mp.replies import BeforeError, take_reply
-from pegboard_executor_ray import apart, quiet
+from pegboard_executor_ray import apart, autostart, quiet
 from pegboard_executor_ray.dag_rank import APART, END, INLINE, NOTHING, CallFailed
 
 ROOM: Final = 4096
@@ -75,7 +75,7 @@ class Graph:
         self._compiled = _compile(self._actors, world, buffer_bytes, in_flight)
         _close_ourselves(self._compiled, lambda: self._break(RuntimeError("a rank has left the graph")))
         self._threads = [
-            threading.Thread(target=target, name=f"pegboard-ray-{name}", daemon=True)
+            autostart.never_from(threading.Thread(target=target, name=f"pegboard-ray-{name}", daemon=True))
             for name, target in (("requests", self._send), ("replies", self._take))
         ]
         for thread in self._threads:
@@ -238,7 +238,7 @@ def _close_ourselves(compiled: Any, ended: Callable[[], None]) -> None:
     to wait until they are killed: instead the thread calls ``ended``."""
     monitor = getattr(compiled, "_monitor", None)
     if monitor is not None:
-        quiet.thread(monitor)
+        quiet.thread(autostart.never_from(monitor))
         close = monitor.teardown
         monitor.teardown = lambda kill_actors=False: close(kill_actors=True) if kill_actors else ended()
 

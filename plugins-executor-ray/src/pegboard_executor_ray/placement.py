@@ -8,18 +8,23 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
 import ray
+import ray._private.state as _state
 from ray.util.placement_group import PlacementGroup, get_current_placement_group, placement_group_table
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from pegboard.engine.errors import EngineStartError
-from pegboard_executor_ray.bundles import Bundle, Resources, check_named, choose, text
+from pegboard_executor_ray.bundles import Bundle, Resources, check_named, choose, near_ranks, text
 from pegboard_executor_ray.options import Options
 
 log = logging.getLogger(__name__)
 
 TELL_SECONDS: Final = 3.0
 """Between lines that say what is waited for."""
+PREFER_SECONDS: Final = 1.0
+"""For room on the driver's node."""
 _LOOK_SECONDS: Final = 0.5
+_NODE_LABEL: Final = "ray.io/node-id"
+"""Ray's own label of each node."""
 
 
 class Placement:
@@ -38,7 +43,7 @@ class Placement:
                     "plugins.executor_ray.bundle_indices names bundles of the placement group that this process runs in, and it "
                     "runs in none"
                 )
-            self.group = ray.util.placement_group([self.need] * ranks, strategy=options.strategy, name=name)
+            self.group = _made(options, self.need, ranks, driver_node, name)
         else:
             self.group = current
         try:
@@ -68,6 +73,32 @@ class Placement:
         owned, self.owned = self.owned, False
         if owned:
             ray.util.remove_placement_group(self.group)
+
+
+def _made(options: Options, need: dict[str, float], ranks: int, driver_node: str, name: str) -> PlacementGroup:
+    """A group that may have to be waited for. Ray does not prefer the driver's node by itself.
+
+    What is available is known with a delay of about a second: so first as if everything were, which Ray then knows better.
+    """
+
+    def make(labels: list[dict[str, str]] | None) -> PlacementGroup:
+        bundles = [need] * ranks
+        group: PlacementGroup = ray.util.placement_group(
+            bundles, strategy=options.strategy, name=name, bundle_label_selector=labels
+        )
+        return group
+
+    tried = {0}
+    for resources in (_state.total_resources_per_node, _state.available_resources_per_node):
+        rooms = {node: Bundle(0, has).room(need) for node, has in resources().items()}  # type: ignore[no-untyped-call]
+        near = near_ranks(rooms, driver_node, ranks, options.strategy)
+        if near not in tried:
+            tried.add(near)
+            group = make([{_NODE_LABEL: driver_node}] * near + [{}] * (ranks - near))
+            if group.wait(PREFER_SECONDS):
+                return group
+            ray.util.remove_placement_group(group)
+    return make(None)
 
 
 def _wait(group: PlacementGroup, options: Options, need: Resources, ranks: int) -> None:

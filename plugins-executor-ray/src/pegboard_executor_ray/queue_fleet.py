@@ -17,6 +17,7 @@ from pegboard_executor_mp.calls import Calls, Deadline
 from pegboard_executor_mp.failure import Failure
 from pegboard_executor_mp.queue import Handle, MessageQueue, attach
 from pegboard_executor_mp.replies import take_replies
+from pegboard_executor_ray import autostart
 from pegboard_executor_ray.crew import Crew
 from pegboard_executor_ray.options import Options
 from pegboard_executor_ray.queue_rank import SETTINGS, QueueRank
@@ -86,8 +87,9 @@ class QueueFleet(RayFleet):
 
     def _listen(self, rank: int, reader: Reader, crew: Crew) -> None:
         who = f"worker rank {rank} (process {crew.places[rank].pid} on {crew.places[rank].node})"
-        thread = threading.Thread(
-            target=self._take_replies, args=(rank, who, reader), name=f"pegboard-ray-replies-{rank}", daemon=True
+        name = f"pegboard-ray-replies-{rank}"
+        thread = autostart.never_from(
+            threading.Thread(target=self._take_replies, args=(rank, who, reader), name=name, daemon=True)
         )
         self._threads.append(thread)
         thread.start()

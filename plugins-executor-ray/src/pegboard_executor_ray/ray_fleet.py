@@ -19,7 +19,7 @@ from pegboard.wire import World
 from pegboard_executor_mp.calls import Calls, Deadline
 from pegboard_executor_mp.failure import VERDICT_SECONDS, Failure
 from pegboard_executor_mp.fleet import has_ended
-from pegboard_executor_ray import apart, autostart
+from pegboard_executor_ray import apart
 from pegboard_executor_ray.crew import Crew
 from pegboard_executor_ray.options import Options
 from pegboard_executor_ray.rank_actor import RankActor
@@ -52,7 +52,6 @@ class RayFleet(abc.ABC):
         self._stopped = False
         self._ending: threading.Thread | None = None
         self._crew: Crew | None = None
-        self._holds = False
 
     # -- what carries the calls ------------------------------------------------------------------------------------------
 
@@ -73,8 +72,6 @@ class RayFleet(abc.ABC):
     def start(self, composition: Composition, deadline: Deadline) -> None:
         """Returns when the ranks take calls. Raises what ``Crew`` does, ``ExecutorFailed`` for a rank that ended."""
         atexit.register(self.stop)  # before Ray's own
-        autostart.hold()
-        self._holds = True
         crew = Crew(composition, self._options, self._world, self._fail_apart, self.actor_class)
         with self._lock:
             self._crew, stopped = crew, self._stopped
@@ -156,12 +153,8 @@ class RayFleet(abc.ABC):
             self._wait_no_longer()
 
     def _let_go(self) -> None:
-        try:
-            if self._crew is not None:
-                self._dismiss(self._crew)
-        finally:
-            if self._holds:
-                autostart.release()
+        if self._crew is not None:
+            self._dismiss(self._crew)
 
     def _kill(self, crew: Crew) -> None:
         """Log the stacks of the ranks that are in a call, and end them all."""

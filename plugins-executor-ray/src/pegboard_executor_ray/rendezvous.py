@@ -29,7 +29,8 @@ class Store:
     """For ranks on several nodes: served at ``ip``, at a port that stays taken from the moment it is found."""
 
     def __init__(self, ip: str) -> None:
-        from torch.distributed import TCPStore  # only here: variables that torch reads must be set before
+        # only here: variables that torch reads must be set before
+        from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
         listener = socket.create_server((ip, 0), family=socket.AF_INET6 if ":" in ip else socket.AF_INET)
         port = listener.getsockname()[1]

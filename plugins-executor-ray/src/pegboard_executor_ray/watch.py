@@ -10,6 +10,7 @@ from typing import Any, Final
 import ray
 
 from pegboard.contracts.executor import ExecutorFailed
+from pegboard_executor_ray import autostart
 from pegboard_executor_ray.cluster import Cluster
 from pegboard_executor_ray.loss import how_it_ended
 from pegboard_executor_ray.place import Place
@@ -30,7 +31,7 @@ class Watch:
         self._waiting = {ref: rank for rank, ref in enumerate(stays)}
         self._places = places
         self._over = threading.Event()
-        self._thread = threading.Thread(target=self._run, name="pegboard-ray-watch", daemon=True)
+        self._thread = autostart.never_from(threading.Thread(target=self._run, name="pegboard-ray-watch", daemon=True))
         self._thread.start()
 
     def close(self) -> None:

@@ -64,7 +64,7 @@ class Link:
 
     def wait(self, until: float) -> None:
         """Until something arrived, a connection changed, ``cancel`` was called or the time has come. May return early."""
-        self._poller.poll(max(0.0, until - time.monotonic()) * 1000)
+        self._poller.poll(round(max(0.0, until - time.monotonic()) * 1000))
         self.look_at_connections()
 
     def look_at_connections(self) -> None:
