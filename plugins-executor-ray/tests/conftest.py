@@ -19,18 +19,6 @@ from pegboard.wire import World
 from pegboard_executor_mp.messages import Outcome, Reply, Request
 from pegboard_executor_mp.packing import pack, unpack
 
-WITHOUT_A_CLUSTER = ("test_bundles.py", "test_selection.py", "test_without_ray.py")
-
-
-@pytest.hookimpl(tryfirst=True)
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """What starts a Ray cluster is ``long``: minutes, and not yet steady enough to gate on."""
-    here = os.path.dirname(__file__)
-    for item in items:
-        if item.path.is_relative_to(here) and item.path.name not in WITHOUT_A_CLUSTER:
-            item.add_marker(pytest.mark.long)
-
-
 RPC_WORKER = "pegboard.testing.rpc_worker:RpcWorker"
 SOON = 60.0
 STORE = 100 << 20
@@ -38,7 +26,7 @@ STORE = 100 << 20
 
 class TwoNodes:
     """The driver's node has four CPUs, two GPUs (by name only) and the resource "near", the other one two CPUs and "far". Started
-    when first asked for."""
+    when first asked for, and connected to again after a test that failed in between."""
 
     def __init__(self) -> None:
         self._cluster: Any = None
@@ -52,11 +40,14 @@ class TwoNodes:
                 initialize_head=True, head_node_args={"num_cpus": 4, "num_gpus": 2, "resources": {"near": 4}, **common}
             )
             self._cluster.add_node(num_cpus=2, resources={"far": 2}, **common)
-            self.connect()
+        self.connect()
 
     def connect(self) -> None:
         import ray
 
+        if ray.is_initialized() and ray.get_runtime_context().gcs_address == self.address:
+            return
+        ray.shutdown()
         ray.init(address=self.address, logging_level="warning")
 
     def disconnect(self) -> None:
