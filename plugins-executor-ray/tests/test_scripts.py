@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import shutil
@@ -65,6 +66,16 @@ def run(tmp_path: Path, code: str, *, status: int = 0, **environment: str) -> tu
     return done.stdout, done.stderr
 
 
+def processes_with(variable: str) -> list[str]:
+    """Names of processes that have ``variable``, "NAME=value", in their environment."""
+    found = []
+    for process in psutil.process_iter():
+        with contextlib.suppress(OSError):
+            if variable.encode() in Path(f"/proc/{process.pid}/environ").read_bytes().split(b"\0"):
+                found.append(process.name())
+    return found
+
+
 # -- a Ray of its own ----------------------------------------------------------------------------------------------------
 
 REFUSED = """
@@ -79,15 +90,14 @@ for refused in ({"plugins": {"me": sys.modules["__main__"]}}, {"worker": "__main
 def test_an_engine_with_a_ray_of_its_own(tmp_path: Path) -> None:
     """Which has as many CPUs as the ranks ask for. Objects given in the script go by value; the script's module, and a class in
     it, are refused before anything starts, with what to do instead. Ranks print to stderr. Everything ends with the engine."""
-    before = {process.pid for process in psutil.process_iter()}
-    out, err = run(tmp_path, f"{REFUSED}\nwork(start(address='local', ranks=3, num_cpus=50, resources={{'llm': 1}}))")
+    code = f"{REFUSED}\nwork(start(address='local', ranks=3, num_cpus=50, resources={{'llm': 1}}))"
+    out, err = run(tmp_path, code, WHOSE_TEST=str(tmp_path))
     first, second, *rest = out.splitlines(keepends=True)
     assert re.search(r"plugin 'me' .*the script's own module.*entry point", first)
     assert re.search(r"worker '__main__:OwnWorker' is defined in the script.*entry point", second)
     assert re.fullmatch(WORKED, "".join(rest))
     assert re.search(r"\(rank \d pid=\d+\)\S* a rank speaks", err)
-    left = [p.name() for p in psutil.process_iter() if p.pid not in before and p.name() in ("raylet", "gcs_server")]
-    assert not left
+    assert not processes_with(f"WHOSE_TEST={tmp_path}")
 
 
 # -- a cluster that grows ------------------------------------------------------------------------------------------------
