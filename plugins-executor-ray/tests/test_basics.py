@@ -9,10 +9,12 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
+import ray
 from pydantic import ValidationError
 from ray import exceptions
 
@@ -20,7 +22,8 @@ from pegboard.engine.errors import EngineStartError
 from pegboard_executor_ray import cluster
 from pegboard_executor_ray.crew import needs
 from pegboard_executor_ray.environment import Surroundings, carried
-from pegboard_executor_ray.loss import how_it_ended, remedy
+from pegboard_executor_ray.janitor import Janitor
+from pegboard_executor_ray.loss import how_it_ended, raised_by_ray, remedy
 from pegboard_executor_ray.options import Options
 from pegboard_executor_ray.place import Place, check_addresses, visible_devices
 
@@ -113,9 +116,8 @@ def test_ranks_see_the_devices_of_their_node_by_local_rank() -> None:
 def test_what_a_ray_of_the_engine_s_own_can_never_have(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(cluster.ray, "cluster_resources", lambda: {"CPU": 8.0, "GPU": 1.0})
     cluster._check_own({"CPU": 4, "GPU": 0.5}, 2)
-    with pytest.raises(
-        EngineStartError, match=r"reserve 2 x GPU: 1, and this machine has GPU: 1; set plugins\.executor_ray\.address"
-    ):
+    there = "the Ray that was started on this machine has GPU: 1"
+    with pytest.raises(EngineStartError, match=rf"reserve 2 x GPU: 1, and {there}; set plugins\.executor_ray\.address"):
         cluster._check_own({"CPU": 1, "GPU": 1}, 2)
 
 
@@ -151,7 +153,7 @@ def test_what_to_do_about_packages_that_are_missing() -> None:
 KEPT = """
 import sys, time
 from pegboard_executor_ray.janitor import Janitor
-janitor = Janitor(*sys.argv[1:])
+janitor = Janitor("rm", "-rf", "--", *sys.argv[1:])
 print("ready", flush=True)
 time.sleep(60)
 """
@@ -174,6 +176,33 @@ def test_the_janitor_cleans_up_after_a_process_that_was_ended(tmp_path: Path, nu
         assert time.monotonic() < end, "nobody came"
         time.sleep(0.01)
     assert other.exists()
+
+
+def test_a_janitor_that_is_sent_home_does_nothing(tmp_path: Path) -> None:
+    made = tmp_path / "made"
+    needed, other = (Janitor("sh", "-c", f'echo "$WHO" >> {made}', environment={"WHO": who}) for who in ("needed", "other"))
+    other.send_home()
+    other.dismiss()
+    needed.dismiss()
+    end = time.monotonic() + 10
+    while not made.exists() or not made.read_text():
+        assert time.monotonic() < end, "nobody came"
+        time.sleep(0.01)
+    assert made.read_text() == "needed\n"
+
+
+# -- errors out of ray ---------------------------------------------------------------------------------------------------
+
+
+def test_what_ray_raises_is_told_from_what_others_raise() -> None:
+    def error_of(action: Callable[[], object]) -> BaseException:
+        with pytest.raises(BaseException) as caught:
+            action()
+        return caught.value
+
+    assert raised_by_ray(error_of(lambda: ray.remote(3)))
+    assert not raised_by_ray(error_of(lambda: sys.exit(0)))
+    assert not raised_by_ray(exceptions.RaySystemError("never raised"))
 
 
 def test_ranks_reserve_something(compose: Any) -> None:

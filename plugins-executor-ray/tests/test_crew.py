@@ -18,9 +18,12 @@ import pytest
 import ray
 
 from pegboard.contracts.executor import ExecutorFailed, WorkerError
+from pegboard.engine.errors import EngineStartError
 from pegboard.plugins import PluginError, WorkerProvider, hookimpl
 from pegboard.testing.rpc_worker import RpcWorker
 from pegboard_executor_ray import crew as crew_module
+from pegboard_executor_ray.loss import raised_by_ray
+from pegboard_executor_ray.waiting import wait
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("two_nodes")]
 FAR = {"num_cpus": 0, "resources": {"far": 1}}
@@ -279,6 +282,17 @@ def test_ray_that_is_shut_down_under_an_engine(make_crew: Any, two_nodes: Any, w
     assert len(crew.losses) == 1
 
 
+def test_ray_that_is_shut_down_while_it_is_waited_for(make_crew: Any, two_nodes: Any) -> None:
+    crew = make_crew(1)
+    ending = threading.Timer(0.3, two_nodes.disconnect)
+    ending.start()
+    with pytest.raises((Exception, SystemExit)) as caught:
+        wait(crew._stays, 60)
+    ending.join()
+    two_nodes.connect()
+    assert raised_by_ray(caught.value) or isinstance(caught.value, AssertionError), caught.value
+
+
 @pytest.mark.parametrize("how", ["os._exit(3)", "os.abort()"])
 def test_ranks_that_end_by_themselves(make_crew: Any, wait_until: Any, how: str) -> None:
     from pegboard_executor_mp.messages import Request
@@ -326,6 +340,25 @@ def test_a_worker_that_cannot_be_made(make_crew: Any) -> None:
     assert (caught.value.rank, caught.value.error_type) == (1, "SystemExit")
     assert "odd-17 (on node " in str(caught.value)
     assert "in __init__" in caught.value.traceback_text
+
+
+@pytest.mark.parametrize(
+    ("wrong", "why"),
+    [
+        ({"runtime_env": {"env_vars": {"A": 1}}}, "must be of type"),
+        ({"runtime_env": {"working_dir": "/nowhere"}}, "not a valid path"),
+        ({"num_cpus": 0.00001}, "precision"),
+    ],
+)
+def test_what_ray_does_not_take(make_crew: Any, groups: Callable[[], list[str]], wrong: dict[str, Any], why: str) -> None:
+    with pytest.raises(EngineStartError, match=f"{why}.*; see runtime_env, .* of plugins.executor_ray"):
+        make_crew(1, options=wrong)
+    assert groups() == []
+
+
+def test_names_are_in_the_namespace_that_is_configured(make_crew: Any) -> None:
+    crew = make_crew(1, options={"namespace": "odd name"})
+    assert ray.get_actor(f"{crew._name}-rank0", namespace="odd name") == crew.actors[0]
 
 
 def test_a_start_that_takes_too_long(make_crew: Any, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch) -> None:

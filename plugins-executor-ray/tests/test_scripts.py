@@ -87,15 +87,25 @@ for refused in ({"plugins": {"me": sys.modules["__main__"]}}, {"worker": "__main
 """
 
 
+TWO = """
+first, second = (start(address="local", ranks=1, num_cpus=0.5) for _ in range(2))
+first.shutdown()
+work(second)
+import ray
+assert not ray.is_initialized()
+"""
+
+
 def test_an_engine_with_a_ray_of_its_own(tmp_path: Path) -> None:
     """Which has as many CPUs as the ranks ask for. Objects given in the script go by value; the script's module, and a class in
-    it, are refused before anything starts, with what to do instead. Ranks print to stderr. Everything ends with the engine."""
-    code = f"{REFUSED}\nwork(start(address='local', ranks=3, num_cpus=50, resources={{'llm': 1}}))"
+    it, are refused before anything starts, with what to do instead. Ranks print to stderr. Engines of one process share a Ray:
+    it goes with the last one. Everything ends then."""
+    code = f"{REFUSED}\nwork(start(address='local', ranks=3, num_cpus=50, resources={{'llm': 1}}))\n{TWO}"
     out, err = run(tmp_path, code, WHOSE_TEST=str(tmp_path))
     first, second, *rest = out.splitlines(keepends=True)
     assert re.search(r"plugin 'me' .*the script's own module.*entry point", first)
     assert re.search(r"worker '__main__:OwnWorker' is defined in the script.*entry point", second)
-    assert re.fullmatch(WORKED, "".join(rest))
+    assert re.fullmatch(WORKED * 2, "".join(rest))
     assert re.search(r"\(rank \d pid=\d+\)\S* a rank speaks", err)
     assert not processes_with(f"WHOSE_TEST={tmp_path}")
 

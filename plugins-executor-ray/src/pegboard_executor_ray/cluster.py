@@ -7,6 +7,7 @@ import logging
 import math
 import os
 import socket
+import threading
 from collections.abc import Iterator, Mapping
 from typing import Any, Final
 
@@ -16,6 +17,7 @@ from pegboard.engine.errors import EngineStartError
 from pegboard_executor_ray import autostart
 from pegboard_executor_ray.options import Options
 from pegboard_executor_ray.place import Place
+from pegboard_executor_ray.waiting import asking
 
 log = logging.getLogger(__name__)
 
@@ -27,16 +29,26 @@ _NONE_HERE: Final = "Could not find any running Ray instance"
 _SETTING: Final = "plugins.executor_ray.address"
 
 
+Session = tuple[str, str]
+_own: Final[dict[Session, int]] = {}
+"""The Ray that engines of this process have started, if any, and how many of them use it."""
+_joining: Final = threading.RLock()
+
+
 class Cluster:
-    """Connected when made. ``owned``: started here, and ended by ``leave``."""
+    """Connected when made. ``owned``: started here, or by another engine of this process; the last one to ``leave`` ends it."""
 
     def __init__(self, options: Options, need: Mapping[str, float], ranks: int) -> None:
         """``need``: what each of so many ``ranks`` reserves. A Ray that is started here has that, where numbers are free to
         choose. Raises ``EngineStartError``."""
-        self.owned = _connect(options, need, ranks)
-        self._session = _session()
-        self.driver = Place.here(rank=False)
+        with _joining:
+            started = _connect(options, need, ranks)
+            self._session = _session()
+            self.owned = started or self._session in _own
+            if self.owned:
+                _own[self._session] = _own.get(self._session, 0) + 1
         try:
+            self.driver = Place.here(rank=False)
             if self.owned:
                 _check_own(need, ranks)
         except BaseException:
@@ -46,19 +58,26 @@ class Cluster:
     @property
     def connected(self) -> bool:
         """Still to the same Ray. To be asked before anything is asked of Ray, which might start a new one."""
-        with autostart.held():
+        with autostart.held(), asking:
             try:
                 return ray.is_initialized() and _session() == self._session
             except Exception:  # it was shut down in between
                 return False
 
     def leave(self) -> None:
-        if self.owned and self.connected:
-            ray.shutdown()
-        self.owned = False
+        """Idempotent."""
+        with _joining:
+            owned, self.owned = self.owned, False
+            if not owned:
+                return
+            _own[self._session] -= 1
+            if not _own[self._session]:
+                del _own[self._session]
+                if self.connected:
+                    ray.shutdown()
 
 
-def _session() -> tuple[str, str]:
+def _session() -> Session:
     """Jobs are numbered from 1 in every cluster; nodes have other ids in each."""
     context = ray.get_runtime_context()
     return context.get_node_id(), context.get_job_id()
@@ -138,5 +157,6 @@ def _check_own(need: Mapping[str, float], ranks: int) -> None:
         wanted = ", ".join(f"{ranks} x {name}: {amount:g}" for name, amount in short.items())
         there = ", ".join(f"{name}: {total.get(name, 0):g}" for name in short)
         raise EngineStartError(
-            f"the ranks reserve {wanted}, and this machine has {there}; set {_SETTING} to a cluster that has them"
+            f"the ranks reserve {wanted}, and the Ray that was started on this machine has {there}; set {_SETTING} to a cluster "
+            "that has them"
         )

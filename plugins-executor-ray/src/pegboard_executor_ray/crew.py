@@ -23,11 +23,12 @@ from pegboard_executor_mp.calls import Deadline, ranks_text
 from pegboard_executor_ray import autostart
 from pegboard_executor_ray.cluster import Cluster
 from pegboard_executor_ray.environment import Surroundings
-from pegboard_executor_ray.loss import how_it_ended, remedy
+from pegboard_executor_ray.loss import how_it_ended, raised_by_ray, remedy
 from pegboard_executor_ray.options import Options
 from pegboard_executor_ray.place import Place, check_addresses, visible_devices
 from pegboard_executor_ray.placement import TELL_SECONDS, Placement
 from pegboard_executor_ray.rank_actor import RankActor
+from pegboard_executor_ray.waiting import asking, let_shutdown_end, wait
 from pegboard_executor_ray.watch import LOOK_SECONDS, Watch
 
 log = logging.getLogger(__name__)
@@ -99,15 +100,20 @@ class Crew:
         assert self._placement is not None
         groups: Any = {"concurrency_groups": {WATCH_GROUP: 1, **actor_class.groups}}
         remote = ray.remote(**groups)(actor_class)
-        self.actors = [
-            remote.options(
-                name=f"{self._name}-rank{rank}",
-                max_restarts=0,
-                runtime_env=self.options.runtime_env or None,
-                **self._placement.options_of(rank),
-            ).remote(rank)
-            for rank in range(ranks)
-        ]
+        common = {"namespace": self.options.namespace, "lifetime": "non_detached", "max_restarts": 0}
+        try:
+            self.actors = [
+                remote.options(
+                    name=f"{self._name}-rank{rank}",
+                    runtime_env=self.options.runtime_env or None,
+                    **common,
+                    **self._placement.options_of(rank),
+                ).remote(rank)
+                for rank in range(ranks)
+            ]
+        except (TypeError, ValueError) as error:
+            settings = "runtime_env, num_cpus, num_gpus and resources of plugins.executor_ray"
+            raise EngineStartError(f"Ray takes no actors that ask for this: {error}; see {settings}") from error
         self._stays = [actor.stay.options(concurrency_group=WATCH_GROUP).remote() for actor in self.actors]
 
     def _enter(self, composition: Composition, deadline: Deadline) -> None:
@@ -119,14 +125,14 @@ class Crew:
         )
         surroundings = pickle.dumps(here)
         entering = {rank: actor.enter.remote(surroundings) for rank, actor in enumerate(self.actors)}
-        self.places = self.results(entering, deadline, "has no process")
+        self.places = self.results(entering, deadline, "no process")
         check_addresses([self.driver, *self.places])
         self.one_node = len({place.node_id for place in self.places}) == 1
 
     def _set_up(self, composition: bytes, world: World, deadline: Deadline) -> None:
         nodes = [place.node_id for place in self.places]
         opening = {0: self.actors[0].open_rendezvous.remote(self.one_node)}
-        (rendezvous,) = self.results(opening, deadline, "opens no rendezvous")
+        (rendezvous,) = self.results(opening, deadline, "no rendezvous")
         self.worlds = [
             World(
                 rank=rank,
@@ -143,28 +149,30 @@ class Crew:
         making = {
             rank: actor.set_up.remote(told, self.worlds[rank], visible[nodes[rank]]) for rank, actor in enumerate(self.actors)
         }
-        self.results(making, deadline, "has no worker")
+        self.results(making, deadline, "no worker")
 
     def results(self, calls: Mapping[int, Any], deadline: Deadline, lacks: str) -> list[Any]:
         """The results of ``calls``, in their order; raises what the first rank that fails fails of. ``lacks``: what a rank
-        without an answer does."""
+        without an answer does not have."""
         waiting = {ref: rank for rank, ref in calls.items()}
         results: dict[int, Any] = {}
         told = time.monotonic()
         while waiting:
             left = deadline.left()
             assert left is not None
-            done, _ = ray.wait(list(waiting), num_returns=1, timeout=min(left, LOOK_SECONDS))
+            done, _ = wait(list(waiting), min(left, LOOK_SECONDS), needed=1)
             for ref in done:
                 rank = waiting.pop(ref)
                 results[rank] = self._result(rank, ref)
-            late = ranks_text(waiting.values())
+            late = f"{ranks_text(waiting.values())} {'have' if len(waiting) > 1 else 'has'} {lacks}"
             if waiting and not done and not deadline.left():
                 limit = f"plugins.executor_ray.start_timeout={deadline.seconds:g} s"
-                raise TimeoutError(f"{late} {lacks} after {limit}; are the bundles of the placement group in use?")
+                raise TimeoutError(
+                    f"{late} after {limit}; are the bundles of the placement group in use, or does a runtime_env take that long?"
+                )
             if waiting and time.monotonic() - told >= TELL_SECONDS:
                 told = time.monotonic()
-                log.warning("still starting: %s %s yet", late, lacks)
+                log.warning("still starting: %s yet", late)
         return [results[rank] for rank in calls]
 
     def _result(self, rank: int, ref: Any) -> Any:
@@ -173,7 +181,8 @@ class Crew:
         bundle = self._placement.bundles[rank]
         where = place.node if place else f"node {bundle.address} ({bundle.node[:8]})"
         try:
-            result, error = ray.get(ref)
+            with asking:
+                result, error = ray.get(ref)
         except ray.exceptions.RayError as cause:
             who = f"worker rank {rank} on {where}"
             raise ExecutorFailed(f"{who}, which was starting, {how_it_ended(cause)}{remedy(cause)}") from cause
@@ -190,16 +199,21 @@ class Crew:
             for actor in self.actors:
                 ray.kill(actor)
             if self._stays:
-                ray.wait(list(self._stays), num_returns=len(self._stays), timeout=END_SECONDS)
+                wait(self._stays, END_SECONDS)
 
     def stop(self, hurry: bool = False) -> None:
         """End everything that was started here, in bounded time. Idempotent. ``hurry``: workers are not asked to shut down."""
         if self._watch is not None:
             self._watch.close()
+        let_shutdown_end()
         with self._stop_lock:
             try:
                 if self._cluster.connected:
                     self._end_actors(hurry)
+            except (Exception, SystemExit) as error:
+                if not raised_by_ray(error) or self._cluster.connected:
+                    raise
+                log.debug("Ray was shut down, and the ranks with it", exc_info=True)
             finally:
                 if self._watch is not None:
                     self._watch.join()  # before Ray goes
@@ -212,16 +226,18 @@ class Crew:
         try:
             if self.actors and not hurry:
                 leaving = [actor.shutdown.remote() for actor in self.actors]
-                ray.wait(leaving, num_returns=len(leaving), timeout=self.options.shutdown_timeout)
+                wait(leaving, self.options.shutdown_timeout)
         finally:
-            self.kill()
-            self.actors = ()
-            if self._placement is not None:
-                self._placement.remove()
+            try:
+                self.kill()
+                self.actors = ()
+            finally:
+                if self._placement is not None:
+                    self._placement.remove()
         stays, self._stays = list(self._stays), ()
         if stays:
             with contextlib.suppress(ray.exceptions.RayError):
-                ray.wait(stays, num_returns=len(stays), timeout=END_SECONDS)
+                wait(stays, END_SECONDS)
 
 
 def needs(options: Options, composition: Composition) -> dict[str, float]:

@@ -40,17 +40,20 @@ class DagRank(RankActor):
         self._dropping = False
         self._change = threading.Condition()
         self._brought: dict[int, bytes] = {}
-        self._kept: dict[int, bytes] = {}
+        self._served = 0
+        self._in_flight = 0
+        self._kept: dict[int, tuple[int, bytes]] = {}
+        """Call to how many were served before it, and its answer."""
 
-    def prepare_graph(self, buffer_bytes: int, largest: int) -> None:
-        """Before the graph is compiled. ``largest``: bytes of an answer that goes through it."""
+    def prepare_graph(self, buffer_bytes: int, largest: int, in_flight: int) -> None:
+        """Before the graph is compiled. ``largest``: bytes of an answer that goes through it, ``in_flight``: calls at a time."""
         from ray.dag import DAGContext
         from ray.experimental.channel.common import ChannelContext
 
         DAGContext.get_current().buffer_size_bytes = buffer_bytes
         # Nothing but bytes passes. Otherwise Ray would import torch here, to enter its device at every read and write.
         ChannelContext.get_current()._torch_available = False
-        self._largest = largest
+        self._largest, self._in_flight = largest, in_flight
 
     # -- in the graph --------------------------------------------------------------------------------------------------
 
@@ -68,6 +71,8 @@ class DagRank(RankActor):
             data = self._take_brought(int(data))
         if self._dropping:
             return NOTHING
+        self._served += 1
+        self._forget()
         request = Request(*pickle.loads(data))
         if request.ranks is not None and self.rank not in request.ranks:
             self._done.append(request.call)
@@ -79,8 +84,14 @@ class DagRank(RankActor):
         answer = pickle.dumps(tuple(reply), pickle.HIGHEST_PROTOCOL)
         if len(answer) < self._largest:
             return INLINE + answer
-        self._kept[request.call] = answer
+        self._kept[request.call] = (self._served, answer)
         return APART + str(request.call).encode()
+
+    def _forget(self) -> None:
+        """Answers that nobody fetches, as another rank failed in the same call, of calls that are in the graph no more."""
+        for call, (number, _) in list(self._kept.items()):
+            if number <= self._served - self._in_flight:
+                self._kept.pop(call, None)
 
     def _take_brought(self, number: int) -> bytes:
         with self._change:
@@ -103,7 +114,7 @@ class DagRank(RankActor):
 
     def fetch(self, number: int) -> bytes:
         """An answer that was too large for the graph."""
-        return self._kept.pop(number)
+        return self._kept.pop(number)[1]
 
     def drop_calls(self) -> None:
         """Start no call any more."""

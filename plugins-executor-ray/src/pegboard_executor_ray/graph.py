@@ -71,7 +71,7 @@ class Graph:
         """The call whose answers are waited for; those after it wait for them too."""
         self._waiting: queue.SimpleQueue[tuple[int | None, bytes] | None] = queue.SimpleQueue()
         self._sent: queue.SimpleQueue[tuple[int | None, list[Any]] | None] = queue.SimpleQueue()
-        ray.get([actor.prepare_graph.remote(buffer_bytes, self._largest) for actor in self._actors])
+        ray.get([actor.prepare_graph.remote(buffer_bytes, self._largest, in_flight) for actor in self._actors])
         self._compiled = _compile(self._actors, world, buffer_bytes, in_flight)
         _close_ourselves(self._compiled, lambda: self._break(RuntimeError("a rank has left the graph")))
         self._threads = [

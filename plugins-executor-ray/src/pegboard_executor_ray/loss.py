@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import os
 import re
+from types import TracebackType
 from typing import Final
 
+import ray
 from ray import exceptions
 
 _LONGEST: Final = 600
 _NOT_IMPORTED: Final = "failed to import on the worker"
+_RAYS_FILES: Final = (os.path.dirname(os.path.abspath(ray.__file__)) + os.sep, "python/ray/")
+"""The latter is where its compiled code says that it comes from."""
 _ERROR_LINE: Final = re.compile(r"^\w*(?:Error|Exception)\b.*$", re.MULTILINE)
 
 
@@ -32,6 +37,17 @@ def remedy(error: BaseException) -> str:
     if _NOT_IMPORTED in str(error):
         return "; every node needs the packages that the engine's process has (or plugins.executor_ray.runtime_env brings them)"
     return ""
+
+
+def raised_by_ray(error: BaseException) -> bool:
+    """Whether ``error`` comes out of Ray's own code: ``ray.shutdown`` in one thread makes calls in others fail of whatever comes
+    first, ``SystemExit`` among it, which would end a program without a word."""
+    step: TracebackType | None = error.__traceback__
+    if step is None:
+        return False
+    while step.tb_next is not None:
+        step = step.tb_next
+    return step.tb_frame.f_code.co_filename.startswith(_RAYS_FILES)
 
 
 def _short(text: str) -> str:

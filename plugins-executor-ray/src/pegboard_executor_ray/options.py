@@ -31,7 +31,9 @@ class Options(Section):
         description="of the cluster, as for ray.init; default: RAY_ADDRESS, a cluster that runs on this machine, else a Ray of "
         "the engine's own",
     )
-    namespace: Text | None = Field(default=None, description="Ray namespace of the ranks' actor names; default: a new one")
+    namespace: Text | None = Field(
+        default=None, description="Ray namespace of the ranks' actor names; default: that of the connection"
+    )
     start_local: bool = Field(default=True, description="start a Ray on this machine where none is found")
     num_cpus: Amount | None = Field(
         default=None,

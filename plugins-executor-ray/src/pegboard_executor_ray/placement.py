@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import logging
+import os
+import sys
 import time
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
@@ -14,6 +16,7 @@ from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from pegboard.engine.errors import EngineStartError
 from pegboard_executor_ray.bundles import Bundle, Resources, check_named, choose, near_ranks, text
+from pegboard_executor_ray.janitor import Janitor
 from pegboard_executor_ray.options import Options
 
 log = logging.getLogger(__name__)
@@ -25,6 +28,14 @@ PREFER_SECONDS: Final = 1.0
 _LOOK_SECONDS: Final = 0.5
 _NODE_LABEL: Final = "ray.io/node-id"
 """Ray's own label of each node."""
+_REMOVE: Final = """
+import signal, sys, ray
+signal.alarm(60)  # the cluster may have ended meanwhile
+from ray._raylet import PlacementGroupID
+from ray.util.placement_group import PlacementGroup, remove_placement_group
+ray.init(address=sys.argv[1], log_to_driver=False, logging_level="error")
+remove_placement_group(PlacementGroup(PlacementGroupID(bytes.fromhex(sys.argv[2]))))
+"""
 
 
 class Placement:
@@ -35,6 +46,7 @@ class Placement:
         """Waits for what the ranks reserve. Raises ``EngineStartError`` when that does not come in time, and at once where a
         group that is there already has too little. ``name``: of a group that is made."""
         self.need = dict(need)
+        self._janitor: Janitor | None = None
         current = get_current_placement_group()
         self.owned = current is None
         if current is None:
@@ -47,6 +59,8 @@ class Placement:
         else:
             self.group = current
         try:
+            if self.owned:
+                self._janitor = _janitor(self.group)
             _wait(self.group, options, need, ranks)
             found = _bundles(self.group)
             if options.bundle_indices is not None:
@@ -73,6 +87,8 @@ class Placement:
         owned, self.owned = self.owned, False
         if owned:
             ray.util.remove_placement_group(self.group)
+        if self._janitor is not None:
+            self._janitor.send_home()
 
 
 def _made(options: Options, need: dict[str, float], ranks: int, driver_node: str, name: str) -> PlacementGroup:
@@ -94,11 +110,23 @@ def _made(options: Options, need: dict[str, float], ranks: int, driver_node: str
         near = near_ranks(rooms, driver_node, ranks, options.strategy)
         if near not in tried:
             tried.add(near)
-            group = make([{_NODE_LABEL: driver_node}] * near + [{}] * (ranks - near))
-            if group.wait(PREFER_SECONDS):
-                return group
-            ray.util.remove_placement_group(group)
+            group, found = make([{_NODE_LABEL: driver_node}] * near + [{}] * (ranks - near)), False
+            try:
+                if found := group.wait(PREFER_SECONDS):
+                    return group
+            finally:
+                if not found:
+                    ray.util.remove_placement_group(group)
     return make(None)
+
+
+def _janitor(group: PlacementGroup) -> Janitor | None:
+    """Ray removes a group when the job ends that has made it. In a task or an actor that may be long after this process."""
+    context = ray.get_runtime_context()
+    if context.worker.mode != ray.WORKER_MODE:
+        return None
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
+    return Janitor(sys.executable, "-c", _REMOVE, context.gcs_address, group.id.hex(), environment=environment)
 
 
 def _wait(group: PlacementGroup, options: Options, need: Resources, ranks: int) -> None:

@@ -7,8 +7,6 @@ import threading
 import time
 from typing import Any, ClassVar, Final
 
-import ray
-
 from pegboard.contracts.executor import ExecutorFailed
 from pegboard.contracts.transport import Closed, Reader, Writer
 from pegboard.wire import World
@@ -22,6 +20,7 @@ from pegboard_executor_ray.crew import Crew
 from pegboard_executor_ray.options import Options
 from pegboard_executor_ray.queue_rank import SETTINGS, QueueRank
 from pegboard_executor_ray.ray_fleet import NODE_VERDICT_SECONDS, RayFleet
+from pegboard_executor_ray.waiting import wait
 
 log = logging.getLogger(__name__)
 
@@ -58,7 +57,7 @@ class QueueFleet(RayFleet):
             for rank, handle in handles.items()
         }
         try:
-            replies = crew.results(opening, deadline, "has no queues")
+            replies = crew.results(opening, deadline, "no queues")
             self._serving = [actor.serve.remote() for actor in actors]
             for rank, handle in zip(opening, replies, strict=True):
                 self._readers.append(attach(handle))
@@ -131,7 +130,7 @@ class QueueFleet(RayFleet):
         deadline = Deadline(self._options.shutdown_timeout)
         waiting = list(self._serving)
         while waiting and not self._impatient.is_set() and (left := deadline.left()):
-            waiting = ray.wait(waiting, num_returns=len(waiting), timeout=min(left, _LOOK_SECONDS))[1]
+            waiting = wait(waiting, min(left, _LOOK_SECONDS))[1]
         return not waiting
 
     def _close_queues(self, crew: Crew) -> None:

@@ -44,6 +44,7 @@ class RankActor:
 
     def __init__(self, rank: int) -> None:
         self.rank = rank
+        self._raylet = int(os.environ.get("RAY_RAYLET_PID", "0"))  # before the engine's variables come
         self._left = threading.Event()
         self._one = threading.Lock()
         self._worker: Worker | None = None
@@ -126,7 +127,7 @@ class RankActor:
 
         Ray itself ends actors only many seconds after their raylet was killed.
         """
-        raylet = int(os.environ.get("RAY_RAYLET_PID", "0"))
+        raylet = self._raylet
         watched = bool(raylet) and not has_ended(raylet)  # in a container of its own a rank may not see it
         while not self._left.wait(_LOOK_SECONDS):
             if watched and has_ended(raylet):

@@ -21,8 +21,10 @@ from pegboard_executor_mp.failure import VERDICT_SECONDS, Failure
 from pegboard_executor_mp.fleet import has_ended
 from pegboard_executor_ray import apart
 from pegboard_executor_ray.crew import Crew
+from pegboard_executor_ray.loss import raised_by_ray
 from pegboard_executor_ray.options import Options
 from pegboard_executor_ray.rank_actor import RankActor
+from pegboard_executor_ray.waiting import asking, let_shutdown_end, wait
 
 log = logging.getLogger(__name__)
 
@@ -72,6 +74,15 @@ class RayFleet(abc.ABC):
     def start(self, composition: Composition, deadline: Deadline) -> None:
         """Returns when the ranks take calls. Raises what ``Crew`` does, ``ExecutorFailed`` for a rank that ended."""
         atexit.register(self.stop)  # before Ray's own
+        try:
+            self._start(composition, deadline)
+        except (Exception, SystemExit) as error:
+            if not raised_by_ray(error):
+                raise
+            why = f"{type(error).__name__}: {error}"
+            raise ExecutorFailed(f"Ray failed while the ranks were starting; was it shut down meanwhile? {why}") from error
+
+    def _start(self, composition: Composition, deadline: Deadline) -> None:
         crew = Crew(composition, self._options, self._world, self._fail_apart, self.actor_class)
         with self._lock:
             self._crew, stopped = crew, self._stopped
@@ -97,8 +108,8 @@ class RayFleet(abc.ABC):
     def _before_error(self, error: WorkerError) -> None:
         """An error of one rank may come of the end of another one: then let that be told first."""
         assert self._crew is not None
-        here = self._crew.driver.hostname
-        ended = (has_ended(place.pid) for place in self._crew.places if place.hostname == here)
+        here = self._crew.driver.network
+        ended = (has_ended(place.pid) for place in self._crew.places if place.network == here)
         if error.error_type in _SYMPTOMS or any(ended):
             self._failure.wait(VERDICT_SECONDS)
 
@@ -108,10 +119,16 @@ class RayFleet(abc.ABC):
         asked = {question(actor): rank for rank, actor in enumerate(self._crew.actors)}
         if not asked:
             return {}
-        said, (done, _) = {}, ray.wait(list(asked), num_returns=len(asked), timeout=_ASK_SECONDS)
-        for ref in done:
-            with contextlib.suppress(ray.exceptions.RayError):
-                said[asked[ref]] = ray.get(ref)
+        said: dict[int, Any] = {}
+        try:
+            done, _ = wait(list(asked), _ASK_SECONDS)
+            for ref in done:
+                with asking, contextlib.suppress(ray.exceptions.RayError):
+                    said[asked[ref]] = ray.get(ref)
+        except (Exception, SystemExit) as error:
+            if not raised_by_ray(error):
+                raise
+            log.debug("the ranks cannot be asked", exc_info=True)
         return said
 
     def raise_verdict(self, otherwise: str) -> NoReturn:
@@ -153,6 +170,7 @@ class RayFleet(abc.ABC):
             self._wait_no_longer()
 
     def _let_go(self) -> None:
+        let_shutdown_end()
         if self._crew is not None:
             self._dismiss(self._crew)
 

@@ -18,7 +18,7 @@ class Folder:
 
     def __init__(self) -> None:
         self.address = traces.make_rendezvous()
-        self._janitor = Janitor(self.address)
+        self._janitor = Janitor("rm", "-rf", "--", self.address)
 
     def close(self) -> None:
         shutil.rmtree(self.address, ignore_errors=True)

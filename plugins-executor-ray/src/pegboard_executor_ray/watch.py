@@ -14,11 +14,13 @@ from pegboard_executor_ray import autostart
 from pegboard_executor_ray.cluster import Cluster
 from pegboard_executor_ray.loss import how_it_ended
 from pegboard_executor_ray.place import Place
+from pegboard_executor_ray.waiting import asking, wait
 
 log = logging.getLogger(__name__)
 
 LOOK_SECONDS: Final = 1.0
-"""No wait for Ray is longer in one piece: one that lasts until Ray is torn down crashes the process."""
+"""Between looks whether this process is still connected."""
+_DISCONNECTED: Final = "this process is no longer connected to the Ray cluster that has the ranks"
 
 
 class Watch:
@@ -56,17 +58,19 @@ class Watch:
     def _look(self) -> ExecutorFailed | None:
         try:
             if not self._cluster.connected:
-                return ExecutorFailed("this process is no longer connected to the Ray cluster that has the ranks")
-            done, _ = ray.wait(list(self._waiting), num_returns=1, timeout=LOOK_SECONDS)
+                return ExecutorFailed(_DISCONNECTED)
+            done, _ = wait(list(self._waiting), LOOK_SECONDS, needed=1)
         except (Exception, SystemExit) as error:  # the latter from a Ray that is being shut down
-            failure = ExecutorFailed(f"Ray no longer tells how the ranks are: {type(error).__name__}: {error}")
+            why = f"Ray no longer tells how the ranks are: {type(error).__name__}: {error}"
+            failure = ExecutorFailed(why if self._cluster.connected else _DISCONNECTED)
             failure.__cause__ = error
             return failure
         return self._lost(self._waiting.pop(done[0]), done[0]) if done else None
 
     def _lost(self, rank: int, stay: Any) -> ExecutorFailed | None:
         try:
-            how = ray.get(stay)
+            with asking:
+                how = ray.get(stay)
         except Exception as error:
             return lost(rank, self._places[rank], how_it_ended(error), error)
         return lost(rank, self._places[rank], how) if how else None  # without a reason it was shut down

@@ -85,6 +85,23 @@ def test_large_replies_that_nobody_waits_for_are_not_kept(two: RayExecutor) -> N
     assert ray.get(kept, timeout=PATIENCE) == [(0, 0), (0, 0)]
 
 
+def test_large_replies_to_a_call_that_fails_elsewhere_are_not_kept(two: RayExecutor) -> None:
+    def large_or_fails(worker: Any) -> bytes:
+        if worker.world.rank == 1:
+            raise ValueError("odd-17")
+        return bytes(10 * BUFFER)
+
+    for _ in range(20):
+        with pytest.raises(WorkerError, match="odd-17"):
+            two.collective_rpc(large_or_fails, timeout=PATIENCE)
+    actor = two._fleet._crew.actors[0]
+    in_flight, kept = ray.get(actor.__ray_call__.remote(lambda rank: (rank._in_flight, len(rank._kept))), timeout=PATIENCE)
+    assert kept <= in_flight < 20
+    for _ in range(in_flight):
+        two.collective_rpc("echo", (1,), timeout=PATIENCE)
+    assert ray.get(actor.__ray_call__.remote(lambda rank: len(rank._kept)), timeout=PATIENCE) == 0
+
+
 def test_replies_do_not_depend_on_the_memory_that_they_came_in(two: RayExecutor) -> None:
     import numpy as np
 

@@ -21,6 +21,7 @@ from pegboard.contracts.executor import ExecutorFailed, WorkerError
 from pegboard.engine.errors import EngineStartError
 from pegboard.testing.conformance.executor import PATIENCE, plan
 from pegboard.testing.rpc_worker import RpcWorker
+from pegboard_executor_ray.crew import Crew
 from pegboard_executor_ray.queue_executor import RayQueueExecutor
 from pegboard_executor_ray.queue_rank import QueueRank
 
@@ -167,6 +168,23 @@ def test_at_the_start(
     assert text in str(caught.value)
     assert groups() == before
     assert threading.active_count() == threads
+
+
+def test_ray_is_shut_down_while_ranks_start(two_nodes: Any, make_executor: MakeExecutor, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever Ray raises then, ``SystemExit`` for one, is an error of the start."""
+    set_up = Crew._set_up
+
+    def shut_down(self: Crew, *more: Any) -> None:
+        ray.shutdown()
+        set_up(self, *more)
+
+    monkeypatch.setattr(Crew, "_set_up", shut_down)
+    try:
+        with pytest.raises(ExecutorFailed, match="Ray failed while the ranks were starting; was it shut down meanwhile"):
+            make_executor(2)
+        assert not ray.is_initialized(), "nothing starts another one"
+    finally:
+        two_nodes.connect()
 
 
 def test_too_little_shared_memory(make_executor: MakeExecutor, groups: Any) -> None:
