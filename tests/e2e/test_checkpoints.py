@@ -214,6 +214,18 @@ def test_gguf_files_answer_as_the_checkpoint_that_they_were_made_from(
     assert llm.engine.input.render_chat(messages) == open_llm(folder).engine.input.render_chat(messages)
 
 
+@pytest.mark.parametrize("architecture", ["Gemma2ForCausalLM", "Gemma3ForCausalLM"])
+def test_gguf_files_with_windows_and_caps(
+    checkpoint: Any, open_llm: Any, greedy: Any, random_prompts: Any, reference_of: Any, tmp_path: Any, architecture: str
+) -> None:
+    folder = checkpoint(architecture=architecture, num_layers=4, tie_word_embeddings=True)
+    llm = open_llm(write_gguf(folder, tmp_path / "model.gguf"))
+    assert llm.engine.composition.parts["model"].name == "gemma"
+    prompts = random_prompts([5, 40])
+    for prompt, output in zip(prompts, llm.generate(prompts, greedy(20)), strict=True):
+        reference_of(folder).check_greedy(prompt, output.outputs[0].token_ids)
+
+
 @pytest.mark.parametrize(
     ("scaling", "limit"),
     [

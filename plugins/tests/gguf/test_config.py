@@ -39,7 +39,9 @@ def written(tmp_path: Path) -> Write:
     return write
 
 
-@pytest.mark.parametrize("architecture", ["LlamaForCausalLM", "Qwen2ForCausalLM", "Qwen3ForCausalLM"])
+@pytest.mark.parametrize(
+    "architecture", ["LlamaForCausalLM", "Qwen2ForCausalLM", "Qwen3ForCausalLM", "Gemma2ForCausalLM", "Gemma3ForCausalLM"]
+)
 @pytest.mark.parametrize("tied", [True, False])
 def test_it_says_what_config_json_said(written: Write, tmp_path: Path, architecture: str, tied: bool) -> None:
     found = written(architecture, tie_word_embeddings=tied, head_dim=32)
@@ -50,6 +52,44 @@ def test_it_says_what_config_json_said(written: Write, tmp_path: Path, architect
         assert found[key] == expected[key], key
     assert found["rms_norm_eps"] == np.float32(expected["rms_norm_eps"])
     assert "rope_scaling" not in found
+
+
+def test_what_gemma_files_say(written: Write) -> None:
+    found = written("Gemma2ForCausalLM")
+    assert (found["hidden_activation"], found["sliding_window"], found["query_pre_attn_scalar"]) == ("gelu_pytorch_tanh", 8, 24)
+    assert (found["attn_logit_softcapping"], found["final_logit_softcapping"]) == (10.0, 15.0)
+    assert found["layer_types"] == ["sliding_attention"]
+    found = written("Gemma3ForCausalLM", metadata={"gemma3.rope.freq_base_swa": 5.0, "gemma3.final_logit_softcapping": 3.0})
+    assert (found["rope_theta"], found["rope_local_base_freq"], found["final_logit_softcapping"]) == (1e6, 5.0, 3.0)
+    assert found["attn_logit_softcapping"] is None
+
+
+def test_what_gemma_files_leave_out(written: Write) -> None:
+    keys = ("sliding_window", "sliding_window_pattern", "scale")
+    old = {f"gemma2.attention.{key}": ... for key in keys} | {"gemma2.attn_logit_softcapping": ..., "gemma2.block_count": 4}
+    found = written("Gemma2ForCausalLM", metadata=old)
+    assert (found["sliding_window"], found["attn_logit_softcapping"], found["query_pre_attn_scalar"]) == (4096, 50.0, 16)
+    assert found["layer_types"] == ["sliding_attention", "full_attention"] * 2
+    found = written("Gemma2ForCausalLM", metadata=old | {"gemma2.block_count": 46, "gemma2.attention.head_count": 8})
+    assert found["query_pre_attn_scalar"] == 64 // 8, "the largest model's scores are scaled by the hidden size over the heads"
+    new = {"gemma3.attention.sliding_window_pattern": ..., "gemma3.block_count": 8, "gemma3.attention.scale": ...}
+    found = written("Gemma3ForCausalLM", metadata=new)
+    assert [i for i, kind in enumerate(found["layer_types"]) if kind == "full_attention"] == [5]
+    assert found["rope_local_base_freq"] == 10000.0
+    found = written("Gemma3ForCausalLM", metadata=new | {"gemma3.attention.sliding_window": ...})
+    assert (found["sliding_window"], set(found["layer_types"])) == (None, {"full_attention"})
+    scaled = {"gemma3.rope.scaling.type": "linear", "gemma3.rope.scaling.factor": 8.0}
+    assert written("Gemma3ForCausalLM", metadata=scaled)["rope_scaling"] == {"rope_type": "linear", "factor": 8.0}
+
+
+def test_gemma_patterns_may_be_given_by_layer(written: Write) -> None:
+    key = "gemma3.attention.sliding_window_pattern"
+    found = written("Gemma3ForCausalLM", metadata={key: [True, False, True], "gemma3.block_count": 3})
+    assert found["layer_types"] == ["sliding_attention", "full_attention", "sliding_attention"]
+    with pytest.raises(WeightsError, match=r"sliding_window_pattern has 2 items for 3 layers"):
+        written("Gemma3ForCausalLM", metadata={key: [True, False], "gemma3.block_count": 3})
+    with pytest.raises(WeightsError, match=r"sliding_window_pattern is 0"):
+        written("Gemma3ForCausalLM", metadata={key: 0})
 
 
 def test_mistral_files_are_llama_files(written: Write) -> None:

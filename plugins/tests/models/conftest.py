@@ -12,8 +12,10 @@ import torch
 
 from pegboard.contracts.model_source import ModelSource
 from pegboard_plugins.loaders.safetensors_loader import SafetensorsLoader
+from pegboard_plugins.models.decoder import Decoder
+from pegboard_plugins.models.gemma import GemmaForCausalLM
 from pegboard_plugins.models.llama import LlamaForCausalLM
-from pegboard_plugins.models.spec import llama_spec
+from pegboard_plugins.models.spec import gemma_spec, llama_spec
 
 
 @pytest.fixture(autouse=True)
@@ -37,11 +39,12 @@ def source_of() -> Callable[[Path], ModelSource]:
 
 
 @pytest.fixture
-def load(source_of) -> Callable[..., LlamaForCausalLM]:
-    def make(folder: Path, dtype: torch.dtype = torch.float32) -> LlamaForCausalLM:
+def load(source_of) -> Callable[..., Decoder]:
+    def make(folder: Path, dtype: torch.dtype = torch.float32) -> Decoder:
         source = source_of(folder)
-        spec = llama_spec(source)
-        model = LlamaForCausalLM(spec, dtype, torch.device("cpu"))
+        gemma = source.config["architectures"][0].startswith("Gemma")
+        spec = gemma_spec(source) if gemma else llama_spec(source)
+        model = (GemmaForCausalLM if gemma else LlamaForCausalLM)(spec, dtype, torch.device("cpu"))
         with SafetensorsLoader().open(source, spec) as weights:
             model.load_weights(weights)
         return model

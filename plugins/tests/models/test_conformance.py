@@ -14,8 +14,9 @@ from pegboard.testing.conformance.model import ModelConformance
 from pegboard.testing.conformance.weight_loader import WeightLoaderConformance
 from pegboard_plugins.loaders.dummy import DummyLoader
 from pegboard_plugins.loaders.safetensors_loader import SafetensorsLoader
+from pegboard_plugins.models.gemma import GemmaForCausalLM
 from pegboard_plugins.models.llama import LlamaForCausalLM
-from pegboard_plugins.models.spec import llama_spec
+from pegboard_plugins.models.spec import gemma_spec, llama_spec
 
 SMALL = {
     "vocab_size": 50, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 4,
@@ -66,6 +67,27 @@ class TestQwen3(_Llama):
 
 class TestDynamicRope(_Llama):
     options = {"max_position_embeddings": 8, "rope_scaling": {"type": "dynamic", "factor": 4.0}}
+
+
+class _Gemma(_Llama):
+    options = {"query_pre_attn_scalar": 8, "tie_word_embeddings": True}
+
+    def spec(self):
+        return gemma_spec(ModelSource("tiny", "tiny", "dummy", "hf", self.config))
+
+    def make(self):
+        return GemmaForCausalLM(self.spec(), torch.float32, torch.device("cpu"))
+
+    def make_rank(self, world, communicator, layers):
+        return GemmaForCausalLM(self.spec(), torch.float32, torch.device("cpu"), world, communicator, layers)
+
+
+class TestGemma2(_Gemma):
+    architecture = "Gemma2ForCausalLM"
+
+
+class TestGemma3(_Gemma):
+    architecture = "Gemma3ForCausalLM"
 
 
 class TestSafetensors(WeightLoaderConformance):

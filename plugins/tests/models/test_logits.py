@@ -36,6 +36,36 @@ CASES = {
             }
         },
     ),
+    "gemma2": ("Gemma2ForCausalLM", {"tie_word_embeddings": True}),
+    "gemma2-untied": ("Gemma2ForCausalLM", {"hidden_size": 40, "head_dim": 24, "num_layers": 3}),
+    "gemma2-no-caps": (
+        "Gemma2ForCausalLM",
+        {"config_overrides": {"attn_logit_softcapping": None, "final_logit_softcapping": None, "query_pre_attn_scalar": 5}},
+    ),
+    "gemma2-linear-rope": ("Gemma2ForCausalLM", {"config_overrides": {"rope_scaling": {"rope_type": "linear", "factor": 2.0}}}),
+    "gemma3": ("Gemma3ForCausalLM", {"tie_word_embeddings": True, "num_layers": 4}),
+    "gemma3-untied-biases": (
+        "Gemma3ForCausalLM",
+        {"head_dim": 24, "num_kv_heads": 1, "config_overrides": {"attention_bias": True, "final_logit_softcapping": 10.0}},
+    ),
+    "gemma3-scaled-full-layers": (
+        "Gemma3ForCausalLM",
+        {"config_overrides": {"rope_scaling": {"rope_type": "linear", "factor": 8.0}, "rope_local_base_freq": 50.0}},
+    ),
+    "gemma3-ropes-by-layer-type": (
+        "Gemma3ForCausalLM",
+        {
+            "config_overrides": {
+                "layer_types": ["full_attention", "sliding_attention"],
+                "rope_theta": ...,
+                "rope_local_base_freq": ...,
+                "rope_parameters": {
+                    "full_attention": {"rope_type": "linear", "factor": 4.0, "rope_theta": 5000.0},
+                    "sliding_attention": {"rope_type": "default", "rope_theta": 300.0},
+                },
+            }
+        },
+    ),
 }
 
 
@@ -57,9 +87,10 @@ def test_greedy_generation_equals_transformers(tmp_path, load, reference, tokens
     assert ModelSession(load(tmp_path)).greedy(prompt, 20) == wanted[0, len(prompt) :].tolist()
 
 
+@pytest.mark.parametrize("architecture", ["LlamaForCausalLM", "Gemma2ForCausalLM", "Gemma3ForCausalLM"])
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-def test_low_precision_stays_close(dtype, tmp_path, load, reference, tokens):
-    make_checkpoint(tmp_path, tokenizer=False)
+def test_low_precision_stays_close(dtype, architecture, tmp_path, load, reference, tokens):
+    make_checkpoint(tmp_path, architecture, hidden_size=72, tokenizer=False)  # its square root is not a number of either type
     ids = tokens(30)
     wanted = reference(tmp_path)(torch.tensor([ids])).logits[0]
     theirs = reference(tmp_path, dtype)(torch.tensor([ids])).logits[0].float()

@@ -94,9 +94,9 @@ def test_scaled_types_rotate_the_stated_share(tmp_path, load, tokens):
     """transformers makes frequencies for the share, but its Llama cannot apply them; here the rest of each head is left alone."""
     overrides = {"rope_scaling": {"type": "linear", "factor": 1.0}, "partial_rotary_factor": 0.5}
     model = load(make_checkpoint(tmp_path, tokenizer=False, config_overrides=overrides))
-    cos_sin = model.rotary.cos_sin(torch.tensor([0, 3]), None, torch.float32)
+    cos_sin = model.rotaries[0].cos_sin(torch.tensor([0, 3]), None, torch.float32)
     heads = torch.randn(2, 3, 16)
-    turned = model.rotary.rotate(heads, cos_sin)
+    turned = model.rotaries[0].rotate(heads, cos_sin)
     assert torch.equal(turned[..., 8:], heads[..., 8:])
     assert torch.allclose(turned[0], heads[0])
     a, b, angle = heads[1, :, 0], heads[1, :, 4], torch.tensor(3.0)
@@ -108,7 +108,7 @@ def test_types_that_depend_on_length_say_so_and_need_prompt_lengths(tmp_path, lo
     folder = make_checkpoint(tmp_path, tokenizer=False, config_overrides=VARIANTS["dynamic"][0])
     assert llama_spec(source_of(folder)).prompt_length_rope
     with pytest.raises(RuntimeError, match="prompt_lens"):
-        load(folder).rotary.cos_sin(torch.arange(3), None, torch.float32)
+        load(folder).rotaries[0].cos_sin(torch.arange(3), None, torch.float32)
 
 
 def read(scaling, **config):

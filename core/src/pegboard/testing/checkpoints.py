@@ -20,13 +20,21 @@ if TYPE_CHECKING:
 LOGIT_STD = 4.0
 """Standard deviation of the logits of one position. Their largest two of 1000 then differ by about 1 on average."""
 
+_GEMMA = {
+    "hidden_act": "gelu_pytorch_tanh", "hidden_activation": "gelu_pytorch_tanh", "attention_bias": False, "sliding_window": 8,
+    "query_pre_attn_scalar": 24,
+}  # fmt: skip
 ARCHITECTURES: dict[str, dict[str, Any]] = {
     "LlamaForCausalLM": {"model_type": "llama", "attention_bias": False, "mlp_bias": False},
     "MistralForCausalLM": {"model_type": "mistral", "sliding_window": None},
     "Qwen2ForCausalLM": {"model_type": "qwen2", "use_sliding_window": False, "sliding_window": None, "max_window_layers": 0},
     "Qwen3ForCausalLM": {"model_type": "qwen3", "attention_bias": False, "use_sliding_window": False, "sliding_window": None,
                          "max_window_layers": 0},
+    "Gemma2ForCausalLM": {"model_type": "gemma2", **_GEMMA, "attn_logit_softcapping": 10.0, "final_logit_softcapping": 15.0},
+    "Gemma3ForCausalLM": {"model_type": "gemma3_text", **_GEMMA, "attn_logit_softcapping": None, "final_logit_softcapping": None,
+                          "sliding_window_pattern": 2, "rope_theta": 1000000.0, "rope_local_base_freq": 10000.0},
 }  # fmt: skip
+"""What is not of the common keys of ``make_checkpoint``, or replaces them."""
 
 
 def make_checkpoint(
@@ -64,7 +72,6 @@ def make_checkpoint(
     folder.mkdir(parents=True, exist_ok=True)
     config: dict[str, Any] = {
         "architectures": [architecture],
-        **ARCHITECTURES[architecture],
         "vocab_size": vocab_size,
         "hidden_size": hidden_size,
         "intermediate_size": intermediate_size or 2 * hidden_size,
@@ -81,6 +88,7 @@ def make_checkpoint(
         "bos_token_id": BOS,
         "eos_token_id": EOS,
         "dtype": dtype,
+        **ARCHITECTURES[architecture],
     }
     config.update(config_overrides or {})
     config = {key: value for key, value in config.items() if value is not ...}
@@ -98,7 +106,7 @@ def make_checkpoint(
 
 
 def random_tensors(config: Mapping[str, Any], *, seed: int = 0, dtype: str = "float32") -> dict[str, torch.Tensor]:
-    """The tensors of a Llama-family checkpoint with this config.json: name to seeded random values."""
+    """The tensors of a checkpoint with this config.json: name to seeded random values."""
     import torch
 
     generator = torch.Generator().manual_seed(seed)
@@ -136,34 +144,40 @@ def _parameters(config: Mapping[str, Any]) -> Iterator[tuple[str, tuple[int, ...
 
     Projections into a residual of width H keep unit scale with 1/sqrt(inputs). Queries and keys are twice that, for attention
     that picks out tokens; what is added to the residual is four times that, so that it outweighs the embedding of the last
-    token, which a tied head would otherwise just repeat.
+    token, which a tied head would otherwise just repeat. Gemma's embeddings are larger, and the norms behind attention and MLP
+    decide what is added; its norms multiply with one plus their weight.
     """
     hidden, inter, layers = config["hidden_size"], config["intermediate_size"], config["num_hidden_layers"]
     heads = config["num_attention_heads"]
     kv_heads, head = config.get("num_key_value_heads") or heads, config.get("head_dim") or hidden // heads
     family = config["model_type"]
+    gemma = family in ("gemma2", "gemma3_text")
+    one = 0.0 if gemma else 1.0
     qkv_bias = family == "qwen2" or bool(config.get("attention_bias"))
     unit = hidden**-0.5
 
     yield "model.embed_tokens.weight", (config["vocab_size"], hidden), 0.0, LOGIT_STD * unit
     for i in range(layers):
         prefix = f"model.layers.{i}"
-        yield f"{prefix}.input_layernorm.weight", (hidden,), 1.0, 0.1
+        yield f"{prefix}.input_layernorm.weight", (hidden,), one, 0.1
         for name, outputs, std in (("q", heads, 2 * unit), ("k", kv_heads, 2 * unit), ("v", kv_heads, unit)):
             yield f"{prefix}.self_attn.{name}_proj.weight", (outputs * head, hidden), 0.0, std
             if qkv_bias:
                 yield f"{prefix}.self_attn.{name}_proj.bias", (outputs * head,), 0.0, 0.5
-        if family == "qwen3":
+        if family in ("qwen3", "gemma3_text"):
             for name in ("q_norm", "k_norm"):
-                yield f"{prefix}.self_attn.{name}.weight", (head,), 1.5, 0.2
+                yield f"{prefix}.self_attn.{name}.weight", (head,), 0.5 + one, 0.2
         yield f"{prefix}.self_attn.o_proj.weight", (hidden, heads * head), 0.0, 4 * (heads * head) ** -0.5
         if config.get("attention_bias"):
             yield f"{prefix}.self_attn.o_proj.bias", (hidden,), 0.0, 0.2
-        yield f"{prefix}.post_attention_layernorm.weight", (hidden,), 1.0, 0.1
+        yield f"{prefix}.post_attention_layernorm.weight", (hidden,), 7.0 if gemma else 1.0, 0.1
+        if gemma:
+            yield f"{prefix}.pre_feedforward_layernorm.weight", (hidden,), 0.0, 0.1
+            yield f"{prefix}.post_feedforward_layernorm.weight", (hidden,), 7.0, 0.1
         for name, shape in (("gate", (inter, hidden)), ("up", (inter, hidden)), ("down", (hidden, inter))):
             yield f"{prefix}.mlp.{name}_proj.weight", shape, 0.0, (4 if name == "down" else 1) * shape[1] ** -0.5
             if config.get("mlp_bias"):
                 yield f"{prefix}.mlp.{name}_proj.bias", shape[:1], 0.0, 0.2
-    yield "model.norm.weight", (hidden,), 1.0, 0.1
+    yield "model.norm.weight", (hidden,), one, 0.1
     if not config.get("tie_word_embeddings"):
         yield "lm_head.weight", (config["vocab_size"], hidden), 0.0, LOGIT_STD * unit

@@ -13,13 +13,19 @@ from typing import Any
 NORMAL, CONTROL, USER_DEFINED, UNUSED = 1, 3, 4, 5
 """Token types of GGUF."""
 
-_ARCHITECTURES = {"llama": "llama", "mistral": "llama", "qwen2": "qwen2", "qwen3": "qwen3"}
+_ARCHITECTURES = {
+    "llama": "llama", "mistral": "llama", "qwen2": "qwen2", "qwen3": "qwen3", "gemma2": "gemma2", "gemma3_text": "gemma3",
+}  # fmt: skip
 _NAMES = {
     "model.embed_tokens": "token_embd", "model.norm": "output_norm", "lm_head": "output",
     "input_layernorm": "attn_norm", "post_attention_layernorm": "ffn_norm",
     "self_attn.q_proj": "attn_q", "self_attn.k_proj": "attn_k", "self_attn.v_proj": "attn_v", "self_attn.o_proj": "attn_output",
     "self_attn.q_norm": "attn_q_norm", "self_attn.k_norm": "attn_k_norm",
     "mlp.gate_proj": "ffn_gate", "mlp.up_proj": "ffn_up", "mlp.down_proj": "ffn_down",
+}  # fmt: skip
+_GEMMA_NAMES = {
+    "post_attention_layernorm": "post_attention_norm", "pre_feedforward_layernorm": "ffn_norm",
+    "post_feedforward_layernorm": "post_ffw_norm",
 }  # fmt: skip
 
 
@@ -94,7 +100,21 @@ def _model_metadata(config: Mapping[str, Any]) -> dict[str, Any]:
         "rope.dimension_count": config["head_dim"],
         "vocab_size": config["vocab_size"],
     }
+    if architecture in ("gemma2", "gemma3"):
+        sizes |= _gemma_metadata(config)
     return {"general.architecture": architecture, **{f"{architecture}.{key}": value for key, value in sizes.items()}}
+
+
+def _gemma_metadata(config: Mapping[str, Any]) -> dict[str, Any]:
+    found: dict[str, Any] = {
+        "attention.sliding_window": config["sliding_window"],
+        "attention.sliding_window_pattern": config.get("sliding_window_pattern", 2),
+        "attention.scale": config["query_pre_attn_scalar"] ** -0.5,
+    }
+    for name in ("attn_logit_softcapping", "final_logit_softcapping"):
+        if config[name] is not None:
+            found[name] = float(config[name])
+    return found
 
 
 def _tokenizer_metadata(folder: Path, vocab_size: int) -> dict[str, Any]:
@@ -124,11 +144,14 @@ def _tokenizer_metadata(folder: Path, vocab_size: int) -> dict[str, Any]:
 
 
 def _tensors(folder: Path, config: Mapping[str, Any]) -> dict[str, Any]:
-    """The folder's tensors by GGUF name, float32. Those of llama's queries and keys with rotary pairs as neighbours."""
+    """The folder's tensors by GGUF name, float32. Those of llama's queries and keys with rotary pairs as neighbours, those of
+    Gemma's norms with one added."""
     from safetensors.torch import load_file
 
     heads = {"attn_q": config["num_attention_heads"], "attn_k": config["num_key_value_heads"]}
-    permuted = _ARCHITECTURES[config["model_type"]] == "llama"
+    architecture = _ARCHITECTURES[config["model_type"]]
+    permuted, gemma = architecture == "llama", architecture in ("gemma2", "gemma3")
+    names = _NAMES | (_GEMMA_NAMES if gemma else {})
     found = {}
     for part in sorted(folder.glob("*.safetensors")):
         for name, tensor in load_file(part).items():
@@ -137,10 +160,10 @@ def _tensors(folder: Path, config: Mapping[str, Any]) -> dict[str, Any]:
             if stem.startswith("model.layers."):
                 _, _, layer, stem = stem.split(".", 3)
                 prefix = f"blk.{layer}."
-            short = _NAMES[stem]
+            short = names[stem]
             data = tensor.float().numpy()
             if permuted and short in heads:
                 pairs = data.reshape(heads[short], 2, -1, *data.shape[1:])
                 data = pairs.swapaxes(1, 2).reshape(data.shape)
-            found[f"{prefix}{short}.{kind}"] = data
+            found[f"{prefix}{short}.{kind}"] = data + 1 if gemma and short.endswith("norm") else data
     return found

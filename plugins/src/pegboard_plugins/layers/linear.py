@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 import torch
 
+from pegboard_plugins.layers.activations import Activation
 from pegboard_plugins.layers.linear_methods import FusedLinearMethod
 
 
@@ -41,13 +42,13 @@ class Linear:
 
 
 class GateUpLinear:
-    """The gated first half of an MLP: ``silu(x @ gate.T) * (x @ up.T)``, with biases if it has them.
+    """The gated first half of an MLP: ``activation(x @ gate.T) * (x @ up.T)``, with biases if it has them.
 
     Loaded as one weight [2 * inner, in], gate rows first.
     """
 
-    def __init__(self, name: str, method: FusedLinearMethod) -> None:
-        self.name, self.method = name, method
+    def __init__(self, name: str, method: FusedLinearMethod, activation: Activation) -> None:
+        self.name, self.method, self.activation = name, method, activation
         self.weights: tuple[torch.Tensor, ...]
         self.bias: torch.Tensor | None = None
 
@@ -65,4 +66,4 @@ class GateUpLinear:
             yield f"{self.name}.bias", self.bias
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return self.method.apply_gate_up(x, self.weights, self.bias)
+        return self.method.apply_gate_up(x, self.weights, self.bias, self.activation)

@@ -6,6 +6,9 @@ import torch
 import torch.nn.functional as F
 
 from pegboard.contracts.quantization import LinearMethod
+from pegboard_plugins.layers.activations import Activation
+
+_ONEDNN_ACTIVATIONS: dict[Activation, tuple[str, str]] = {"silu": ("swish", ""), "gelu_tanh": ("gelu", "tanh")}
 
 
 class FusedLinearMethod(LinearMethod):
@@ -19,10 +22,13 @@ class FusedLinearMethod(LinearMethod):
         """Run-time form of a [2 * inner, in] weight, gate rows first."""
         return (self.process_weight(weight),)
 
-    def apply_gate_up(self, x: torch.Tensor, weights: tuple[torch.Tensor, ...], bias: torch.Tensor | None) -> torch.Tensor:
-        """``silu(x @ gate.T + gate_bias) * (x @ up.T + up_bias)``."""
+    def apply_gate_up(
+        self, x: torch.Tensor, weights: tuple[torch.Tensor, ...], bias: torch.Tensor | None, activation: Activation
+    ) -> torch.Tensor:
+        """``activation(x @ gate.T + gate_bias) * (x @ up.T + up_bias)``."""
         gate, up = self.apply(x, weights[0], bias).chunk(2, -1)
-        return F.silu(gate).mul_(up)
+        activated = F.silu(gate) if activation == "silu" else F.gelu(gate, approximate="tanh")
+        return activated.mul_(up)
 
 
 class PlainLinearMethod(FusedLinearMethod):
@@ -70,15 +76,20 @@ class PackedLinearMethod(FusedLinearMethod):
         gate, up = weight.chunk(2)
         return self.process_weight(gate), self.process_weight(up)
 
-    def apply_gate_up(self, x: torch.Tensor, weights: tuple[torch.Tensor, ...], bias: torch.Tensor | None) -> torch.Tensor:
+    def apply_gate_up(
+        self, x: torch.Tensor, weights: tuple[torch.Tensor, ...], bias: torch.Tensor | None, activation: Activation
+    ) -> torch.Tensor:
         gate_bias, up_bias = (None, None) if bias is None else bias.chunk(2)
-        gate = torch.ops.mkldnn._linear_pointwise(x, weights[0], gate_bias, "swish", [], "")
+        function, variant = _ONEDNN_ACTIVATIONS[activation]
+        gate = torch.ops.mkldnn._linear_pointwise(x, weights[0], gate_bias, function, [], variant)
         return torch.ops.mkldnn._linear_pointwise.binary(x, gate, weights[1], up_bias, "mul")
 
 
-def linear_method(device: torch.device, dtype: torch.dtype) -> FusedLinearMethod:
+def linear_method(device: torch.device, dtype: torch.dtype, compiled: bool = False) -> FusedLinearMethod:
     """The fastest of the methods above that works on this device and dtype. float16 on a CPU stays plain: oneDNN packs it only
-    on processors with float16 arithmetic."""
+    on processors with float16 arithmetic. ``compiled`` code takes plain weights: torch's compiler packs constants only."""
+    if compiled:
+        return PlainLinearMethod()
     if device.type == "cpu" and torch.backends.mkldnn.is_available():
         if dtype == torch.float32:
             return PackedLinearMethod()

@@ -26,6 +26,16 @@ class RMSNorm:
         return F.rms_norm(x, self.shape, self.weight, self.eps)
 
 
+class UnitOffsetRMSNorm(RMSNorm):
+    """Multiplies with one plus the weight, in float32 until the result: narrow types have few numbers around one."""
+
+    def load(self, weight: torch.Tensor) -> None:
+        self.weight = 1.0 + weight.float()
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return F.rms_norm(x.float(), self.shape, self.weight, self.eps).to(x.dtype)
+
+
 class QueryKeyNorm:
     """RMSNorm of each query head and each key head, with one weight for all query heads and one for all key heads.
 
@@ -46,3 +56,13 @@ class QueryKeyNorm:
 
     def forward(self, heads: torch.Tensor) -> torch.Tensor:
         return F.rms_norm(heads, self.shape, None, self.eps) * self.weight
+
+
+class UnitOffsetQueryKeyNorm(QueryKeyNorm):
+    """As ``UnitOffsetRMSNorm``."""
+
+    def load(self, query: torch.Tensor, key: torch.Tensor) -> None:
+        super().load(1.0 + query.float(), 1.0 + key.float())
+
+    def forward(self, heads: torch.Tensor) -> torch.Tensor:
+        return super().forward(heads.float()).to(heads.dtype)

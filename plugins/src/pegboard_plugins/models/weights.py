@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping
 import torch
 
 from pegboard.contracts.weight_loader import WeightHandle, WeightsError
-from pegboard_plugins.models.llama_tensors import EMBEDDING, HEAD, Parameter, Source
+from pegboard_plugins.models.decoder_tensors import EMBEDDING, HEAD, Parameter, Source
 
 logger = logging.getLogger(__name__)
 

@@ -1,4 +1,4 @@
-"""What one rank has of a Llama-family model, and the layers that depend on it: plain ones, or those that ranks share."""
+"""What one rank has of a decoder, and the layers that depend on it: plain ones, or those that ranks share."""
 
 from __future__ import annotations
 
@@ -7,16 +7,17 @@ from pegboard.wire import World
 from pegboard_plugins.layers.embedding import TokenEmbedding
 from pegboard_plugins.layers.linear import Linear
 from pegboard_plugins.layers.linear_methods import FusedLinearMethod
+from pegboard_plugins.layers.norm import QueryKeyNorm, RMSNorm, UnitOffsetQueryKeyNorm, UnitOffsetRMSNorm
 from pegboard_plugins.layers.parallel import RowParallelLinear, VocabParallelEmbedding, VocabParallelHead
 from pegboard_plugins.layers.sharing import Share
-from pegboard_plugins.models.llama_config import LlamaConfig
-from pegboard_plugins.models.llama_tensors import EMBEDDING, HEAD
+from pegboard_plugins.models.decoder_config import DecoderConfig
+from pegboard_plugins.models.decoder_tensors import EMBEDDING, HEAD
 
 
-class LlamaParts:
+class DecoderParts:
     """``share``: this rank's part of every layer. ``num_heads``, ``num_kv_heads``: its own."""
 
-    def __init__(self, config: LlamaConfig, method: FusedLinearMethod, world: World, communicator: Communicator | None) -> None:
+    def __init__(self, config: DecoderConfig, method: FusedLinearMethod, world: World, communicator: Communicator | None) -> None:
         """Raises ``ValueError`` for sizes that so many ranks cannot share, or ranks without a communicator."""
         if world.tp_size > 1 and communicator is None:
             raise ValueError(f"{world.tp_size} ranks that share layers need a communicator")
@@ -26,6 +27,16 @@ class LlamaParts:
         self.is_first, self.is_last = world.is_first_stage, world.is_last_stage
         self.num_heads = self.share.evenly(config.num_heads).length
         self.num_kv_heads = self.share.key_heads(config.num_kv_heads).length
+
+    def norm(self, name: str) -> RMSNorm:
+        """Of the residual stream, or of what is added to it."""
+        kind = UnitOffsetRMSNorm if self._config.unit_offset_norms else RMSNorm
+        return kind(name, self._config.hidden_size, self._config.rms_norm_eps)
+
+    def qk_norm(self, name: str) -> QueryKeyNorm:
+        """Of this rank's heads."""
+        kind = UnitOffsetQueryKeyNorm if self._config.unit_offset_norms else QueryKeyNorm
+        return kind(name, self.num_heads, self.num_kv_heads, self._config.head_size, self._config.rms_norm_eps)
 
     def second_linear(self, name: str) -> Linear:
         """The second of two products, which brings a rank's part of the width between them back to the residual stream."""

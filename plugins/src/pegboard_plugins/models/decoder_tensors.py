@@ -1,4 +1,4 @@
-"""Which tensors a Llama-family checkpoint holds, and which parameter each becomes a part of. Needs no torch."""
+"""Which tensors a decoder's checkpoint holds, and which parameter each becomes a part of. Needs no torch."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from math import prod
 
 from pegboard_plugins.layers.sharing import WHOLE, Share, Span
-from pegboard_plugins.models.llama_config import LlamaConfig
+from pegboard_plugins.models.decoder_config import DecoderConfig
 
 EMBEDDING = "model.embed_tokens.weight"
 HEAD = "lm_head.weight"
@@ -53,7 +53,7 @@ class Parameter:
         return (max(self.rows, read), *self.sources[0].part_shape[1:])
 
 
-def parameters(config: LlamaConfig, *, with_head: bool) -> Iterator[Parameter]:
+def parameters(config: DecoderConfig, *, with_head: bool) -> Iterator[Parameter]:
     """All parameters of the whole model. ``with_head``: the output head is one of its own, not the embedding table."""
     yield vocabulary(config, EMBEDDING)
     for layer in range(config.num_layers):
@@ -63,19 +63,19 @@ def parameters(config: LlamaConfig, *, with_head: bool) -> Iterator[Parameter]:
         yield vocabulary(config, HEAD)
 
 
-def vocabulary(config: LlamaConfig, name: str, share: Share = WHOLE) -> Parameter:
+def vocabulary(config: DecoderConfig, name: str, share: Share = WHOLE) -> Parameter:
     """The embedding table or the head: a row for each id, the same number on every rank."""
     span = share.up_to(config.vocab_size)
     source = Source(name, (config.vocab_size, config.hidden_size), _part(0, span, share))
     return Parameter(name, (source,), share.padded(config.vocab_size))
 
 
-def norm(config: LlamaConfig) -> Parameter:
+def norm(config: DecoderConfig) -> Parameter:
     """The one behind the last layer."""
     return _vector(NORM, config.hidden_size)
 
 
-def layer_parameters(config: LlamaConfig, prefix: str, share: Share = WHOLE) -> Iterator[Parameter]:
+def layer_parameters(config: DecoderConfig, prefix: str, share: Share = WHOLE) -> Iterator[Parameter]:
     """Those of one decoder layer: queries, keys and values are fused, and so are gate and up."""
     hidden, inner, head = config.hidden_size, config.intermediate_size, config.head_size
     attention, mlp = f"{prefix}.self_attn", f"{prefix}.mlp"
@@ -84,13 +84,13 @@ def layer_parameters(config: LlamaConfig, prefix: str, share: Share = WHOLE) -> 
     qkv = {"q_proj": (config.num_heads * head, query), "k_proj": keys, "v_proj": keys}
     columns = share.evenly(inner)
     gate_up = {"gate_proj": (inner, columns), "up_proj": (inner, columns)}
-    yield _vector(f"{prefix}.input_layernorm.weight", hidden)
+    for norm_name in config.norms.names:
+        yield _vector(f"{prefix}.{norm_name}.weight", hidden)
     yield from _shared_outputs(attention, "qkv_proj", qkv, hidden, config.qkv_bias, share)
     if config.qk_norm:
         yield _vector(f"{attention}.q_norm.weight", head)
         yield _vector(f"{attention}.k_norm.weight", head)
     yield from _shared_inputs(attention, "o_proj", (hidden, config.num_heads * head), query, config.o_bias, share)
-    yield _vector(f"{prefix}.post_attention_layernorm.weight", hidden)
     yield from _shared_outputs(mlp, "gate_up_proj", gate_up, hidden, config.mlp_bias, share)
     yield from _shared_inputs(mlp, "down_proj", (hidden, inner), columns, config.mlp_bias, share)
 
