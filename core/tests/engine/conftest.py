@@ -84,7 +84,7 @@ class PageScheduler(Scheduler):
     def add_request(self, request: EngineCoreRequest) -> None:
         if request.request_id in self.requests:
             raise ValueError(f"request id {request.request_id!r} is in use")
-        if len(request.prompt_token_ids) > self.kv_config.usable_tokens:
+        if len(request.prompt_token_ids) > self.kv_config.tokens_per_request(1):
             raise ValueError("the prompt can never fit the KV pool")
         self.requests[request.request_id] = request
         self.slots[request.request_id] = next(i for i in range(1000) if i not in self.slots.values())

@@ -27,7 +27,7 @@ def test_the_rank_with_least_room_decides() -> None:
     config = kv_cache_config(KVCacheSettings(), [layers, layers], [report(512 * 10), report(512 * 7 + 511)])
     assert config.num_blocks == 7
     assert config.groups[0].layers == ["a", "b"]
-    assert config.usable_tokens == 6 * 4
+    assert config.tokens_per_request(8) == 6 * 4
 
 
 def test_ranks_with_different_layers() -> None:
@@ -37,7 +37,7 @@ def test_ranks_with_different_layers() -> None:
 
 def test_an_exact_number_of_blocks_counts_usable_ones() -> None:
     config = kv_cache_config(KVCacheSettings(num_blocks=20), [{"a": spec()}], [report(0)])
-    assert (config.num_blocks, config.usable_tokens) == (21, 80)
+    assert (config.num_blocks, config.tokens_per_request(8)) == (21, 80)
 
 
 def test_host_blocks_come_from_swap_space() -> None:
@@ -46,9 +46,10 @@ def test_host_blocks_come_from_swap_space() -> None:
 
 
 def test_layers_that_store_differently_make_groups() -> None:
-    layers = {"a": spec(), "b": spec(sliding_window=8), "c": spec()}
-    config = kv_cache_config(KVCacheSettings(num_blocks=1), [layers], [report(0)])
-    assert [g.layers for g in config.groups] == [["a", "c"], ["b"]]
+    layers = {"a": spec(), "b": spec(sliding_window=8), "c": spec(), "d": spec(sliding_window=8)}
+    config = kv_cache_config(KVCacheSettings(), [layers], [report(512 * 10)])
+    assert [(g.layers, g.spec.sliding_window) for g in config.groups] == [(["a", "c"], None), (["b", "d"], 8)]
+    assert config.num_blocks == 10, "each block has room for two layers"
 
 
 def test_no_room_names_numbers_and_options() -> None:
@@ -65,7 +66,7 @@ def test_a_cache_shorter_than_the_context_warns(caplog: Any) -> None:
     model = ModelSpec("M", 10, 8, 1, 1, 1, 8, max_model_len=100)
     kv = kv_cache_config(KVCacheSettings(num_blocks=20), [{"a": spec()}], [report(0)])
     assert EngineInfo.of(EngineConfig(model="m"), model, kv).max_tokens == 81
-    assert "holds 80 tokens (20 blocks of 4), less than max_model_len=100" in caplog.text
+    assert "holds 80 tokens of one request (20 blocks of 4), less than max_model_len=100" in caplog.text
     caplog.clear()
     assert EngineInfo.of(EngineConfig(model="m", max_model_len=81), model, kv).max_tokens == 81
     assert not caplog.records

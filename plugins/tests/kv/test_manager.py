@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from collections.abc import Sequence
 
 import pytest
 
@@ -15,11 +16,13 @@ from pegboard_plugins.kv.prefix_hash import extend_keys, root_key
 
 
 class TestManagerWithPrefixCache(KVCacheManagerConformance):
-    def make(self, num_blocks: int, block_size: int, num_host_blocks: int) -> StandardKVCacheManager:
-        return StandardKVCacheManager(PrefixAllocator(num_blocks, block_size), block_size, num_host_blocks=num_host_blocks)
+    def make(
+        self, num_blocks: int, block_size: int, num_host_blocks: int, windows: Sequence[int | None] = (None,)
+    ) -> StandardKVCacheManager:
+        return StandardKVCacheManager(PrefixAllocator(num_blocks, block_size), block_size, windows, num_host_blocks)
 
     def test_several_groups_share_one_pool(self) -> None:
-        kv = StandardKVCacheManager(PrefixAllocator(9, 4), 4, num_groups=2)
+        kv = StandardKVCacheManager(PrefixAllocator(9, 4), 4, (None, None))
         assert kv.max_tokens_per_request == 16
         tokens = list(range(9))
         added = kv.allocate_slots("r", 9)
@@ -61,8 +64,10 @@ class TestManagerWithPrefixCache(KVCacheManagerConformance):
 class TestManagerWithoutPrefixCache(KVCacheManagerConformance):
     caches_prefixes = False
 
-    def make(self, num_blocks: int, block_size: int, num_host_blocks: int) -> StandardKVCacheManager:
-        return StandardKVCacheManager(PagedAllocator(num_blocks, block_size), block_size, num_host_blocks=num_host_blocks)
+    def make(
+        self, num_blocks: int, block_size: int, num_host_blocks: int, windows: Sequence[int | None] = (None,)
+    ) -> StandardKVCacheManager:
+        return StandardKVCacheManager(PagedAllocator(num_blocks, block_size), block_size, windows, num_host_blocks)
 
 
 def keys_of(token_ids: list[int], block_size: int = 4, salt: str | None = None, extra: tuple[bytes, ...] = ()) -> list[bytes]:

@@ -61,7 +61,7 @@ def driver_of(make_scheduler: Make) -> Callable[..., SchedulerDriver]:
         parts: Mapping[str, Callable[..., Any]] | None = None,
         sinks: Sequence[EventSink] = (),
         propose: Callable[[Sequence[int]], list[int]] | None = None,
-        groups: int = 1,
+        windows: Sequence[int | None] = (None,),
         allocator: str = "prefix",
         **limits: Any,
     ) -> SchedulerDriver:
@@ -72,7 +72,7 @@ def driver_of(make_scheduler: Make) -> Callable[..., SchedulerDriver]:
             scheduler=SchedulerConfig(**limits),
             kv_cache=KVCacheSettings(allocator=allocator, block_size=block_size),
         )
-        kv_config = fake_kv_config(usable_blocks + 1, block_size, num_groups=groups)
+        kv_config = fake_kv_config(usable_blocks + 1, block_size, windows)
         grammars = FakeGrammars(1000)
         scheduler = make_scheduler(config, kv_config, parts, event_sinks=sinks, grammars=grammars)
         mirror = MirrorWorker(
@@ -81,6 +81,7 @@ def driver_of(make_scheduler: Make) -> Callable[..., SchedulerDriver]:
             max_num_batched_tokens=config.scheduler.max_num_batched_tokens,
             keeps_samples=stages == 1,
         )
-        return SchedulerDriver(scheduler, FakeRunner(mirror, hash_model(1000), propose), depth, True, grammars, True)
+        shares = windows == (None,)  # a window may have left a prompt behind, which is then computed again
+        return SchedulerDriver(scheduler, FakeRunner(mirror, hash_model(1000), propose), depth, True, grammars, shares)
 
     return make

@@ -75,7 +75,7 @@ def test_what_the_worker_is_told_of_a_request(driver_of: DriverOf) -> None:
 
 
 def test_two_groups_of_layers_take_blocks_from_one_pool(driver_of: DriverOf) -> None:
-    driver = driver_of(21, 4, groups=2)
+    driver = driver_of(21, 4, windows=(None, None))
     requests = [make_request(f"r{i}", range(i, i + 10), 20) for i in range(4)]
     driver.add(*requests)
     driver.run()

@@ -32,6 +32,7 @@ def boot(make_scheduler: Callable[..., DefaultScheduler], depth: int) -> EngineC
     def scheduler(config: Any, composition: Any, kv_config: Any) -> DefaultScheduler:
         return make_scheduler(config, kv_config)
 
+    scheduler.capabilities = frozenset({"windows"})  # type: ignore[attr-defined]
     parts = {"executor": Executor, "scheduler": scheduler}
     return EngineCore(config, FakeComposition(config, parts, fake_spec(256, VOCAB)))  # type: ignore[arg-type]
 

@@ -119,7 +119,7 @@ def test_with_pipeline_stages(driver_of: DriverOf, depth: int) -> None:
 
 
 def test_two_groups_of_layers(driver_of: DriverOf) -> None:
-    driver = driver_of(groups=2)
+    driver = driver_of(windows=(None, None))
     group = make_group("g", range(6), 3)
     driver.add(*group)
     driver.run()

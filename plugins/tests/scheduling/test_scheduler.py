@@ -18,7 +18,7 @@ from pegboard_plugins.scheduling.scheduler import DefaultScheduler
 
 
 class TestDefaultScheduler(SchedulerConformance):
-    capabilities = frozenset({"grammars", "prompt_logprobs"})
+    capabilities = frozenset({"grammars", "prompt_logprobs", "windows"})
     shares_prompts = True
 
     @pytest.fixture(autouse=True)

@@ -72,7 +72,7 @@ class EngineCore:
         try:
             self._lockstep = Lockstep(self.executor)
             specs, reports = self.executor.get_kv_cache_specs(), self.executor.determine_available_memory()
-            kv_config = kv_cache_config(config.kv_cache, specs, reports)
+            kv_config = kv_cache_config(config.kv_cache, specs, reports, self._window_limit())
             self.info = ending.info = EngineInfo.of(config, composition.spec, kv_config, seed=self._lockstep.seed(config.seed))
             hook.engine_starting(info=self.info)
             self.executor.initialize_from_config(kv_config)
@@ -87,6 +87,13 @@ class EngineCore:
         except BaseException:
             self._let_go()
             raise
+
+    def _window_limit(self) -> int:
+        """A sliding window counts if it is shorter than this. For a scheduler that does not know windows none does: it keeps all
+        blocks anyway, and need not keep block tables apart."""
+        if "windows" not in self._composition.parts["scheduler"].capabilities:
+            return 0
+        return self.config.max_model_len or self._composition.spec.max_model_len
 
     def _grammar_manager(self) -> GrammarManager:
         limits = self.config.structured_outputs

@@ -11,6 +11,7 @@ from pegboard.config.errors import ConfigError, Problem
 from pegboard.contracts.model import ModelSpec
 from pegboard.engine.errors import EngineStartError
 from pegboard.wire import KVCacheConfig
+from pegboard.wire.kv_cache import UNLIMITED
 
 log = logging.getLogger(__name__)
 
@@ -40,11 +41,13 @@ class EngineInfo(msgspec.Struct, frozen=True, kw_only=True):
     @classmethod
     def of(cls, config: EngineConfig, spec: ModelSpec, kv_config: KVCacheConfig, seed: int | None = None) -> EngineInfo:
         """Raises ``EngineStartError`` when the KV cache cannot hold a single token; warns when it is shorter than the context."""
+        max_model_len = config.max_model_len or spec.max_model_len
+        tokens = kv_config.tokens_per_request(min(config.scheduler.max_num_batched_tokens, max_model_len))
         info = cls(
             model=config.model,
             vocab_size=spec.vocab_size,
-            max_model_len=config.max_model_len or spec.max_model_len,
-            kv_tokens=kv_config.usable_tokens,
+            max_model_len=max_model_len,
+            kv_tokens=max_model_len if tokens == UNLIMITED else tokens,
             num_blocks=kv_config.num_blocks - 1,
             block_size=kv_config.block_size,
             num_host_blocks=kv_config.num_host_blocks,
@@ -54,8 +57,8 @@ class EngineInfo(msgspec.Struct, frozen=True, kw_only=True):
             raise EngineStartError(f"the KV cache has {info.num_blocks} usable blocks; raise kv_cache.num_blocks")
         if info.max_tokens < info.max_model_len:
             log.warning(
-                "the KV cache holds %d tokens (%d blocks of %d), less than max_model_len=%d: longer requests are refused; "
-                "raise kv_cache.memory or kv_cache.num_blocks, or lower max_model_len",
+                "the KV cache holds %d tokens of one request (%d blocks of %d), less than max_model_len=%d: longer requests are "
+                "refused; raise kv_cache.memory or kv_cache.num_blocks, or lower max_model_len",
                 info.kv_tokens, info.num_blocks, info.block_size, info.max_model_len,
             )  # fmt: skip
         return info

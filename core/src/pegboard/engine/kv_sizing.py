@@ -6,24 +6,31 @@ from collections.abc import Sequence
 
 from pegboard.config import KVCacheSettings
 from pegboard.engine.errors import EngineStartError
-from pegboard.wire import KVCacheConfig, KVCacheGroup, KVCacheSpec, MemoryReport
+from pegboard.engine.kv_groups import block_bytes as bytes_of_block
+from pegboard.engine.kv_groups import group_layers
+from pegboard.wire import KVCacheConfig, KVCacheSpec, MemoryReport
+from pegboard.wire.kv_cache import UNLIMITED
 
 _NULL_BLOCKS = 1
 """Block 0 never holds data (``pegboard.contracts.kv_allocator.NULL_BLOCK``)."""
 
 
 def kv_cache_config(
-    settings: KVCacheSettings, specs: Sequence[dict[str, KVCacheSpec]], reports: Sequence[MemoryReport]
+    settings: KVCacheSettings,
+    specs: Sequence[dict[str, KVCacheSpec]],
+    reports: Sequence[MemoryReport],
+    max_model_len: int = UNLIMITED,
 ) -> KVCacheConfig:
-    """Agree on one ``KVCacheConfig`` for all ranks. ``specs`` and ``reports`` are in rank order.
+    """Agree on one ``KVCacheConfig`` for all ranks. ``specs`` and ``reports`` are in rank order. A sliding window counts if it
+    is shorter than ``max_model_len``.
 
     ``settings.num_blocks`` is taken as it is; otherwise the rank with the least room decides.
 
     Raises:
-        EngineStartError: not even one block fits, ranks disagree on a layer, or no layer has a KV cache.
+        EngineStartError: not even one block fits, or the layers cannot share a cache (see ``group_layers``).
     """
-    groups = _groups(specs)
-    block_bytes = [sum(s.block_bytes for s in rank.values()) for rank in specs]
+    groups = group_layers(specs, max_model_len)
+    block_bytes = [bytes_of_block(groups, rank) for rank in specs]
     if settings.num_blocks is not None:
         num_blocks = settings.num_blocks + _NULL_BLOCKS
     else:
@@ -33,21 +40,6 @@ def kv_cache_config(
             raise EngineStartError(_no_room(block_bytes, reports))
     host_blocks = min((settings.swap_space // b for b in block_bytes if b), default=0)
     return KVCacheConfig(num_blocks=num_blocks, groups=groups, num_host_blocks=host_blocks)
-
-
-def _groups(specs: Sequence[dict[str, KVCacheSpec]]) -> list[KVCacheGroup]:
-    """Layers of all ranks, grouped by what they store, in the order of their first layer."""
-    layers: dict[str, KVCacheSpec] = {}
-    for rank, rank_specs in enumerate(specs):
-        for name, spec in rank_specs.items():
-            if layers.setdefault(name, spec) != spec:
-                raise EngineStartError(f"rank {rank} stores {spec} for layer {name!r}, another rank {layers[name]}")
-    by_spec: dict[KVCacheSpec, list[str]] = {}
-    for name, spec in layers.items():
-        by_spec.setdefault(spec, []).append(name)
-    if not by_spec:
-        raise EngineStartError("no worker has an attention layer, so there is no KV cache to manage")
-    return [KVCacheGroup(layers=names, spec=spec) for spec, names in by_spec.items()]
 
 
 def _no_room(block_bytes: Sequence[int], reports: Sequence[MemoryReport]) -> str:

@@ -41,6 +41,8 @@ class SchedulerStats(msgspec.Struct, kw_only=True, omit_defaults=True):
     """Prompt tokens looked up in the prefix cache."""
     prefix_hits: int = 0
     num_preemptions: int = 0
+    num_passed_blocks: int = 0
+    """KV blocks that unfinished requests have given up because the sliding windows of their layers had passed them."""
     num_scheduled_tokens: int = 0
     degraded: list[str] = msgspec.field(default_factory=list)
     """Policies that raised and were replaced by the default decision, with the error."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import enum
+from collections.abc import Callable
 
 from pegboard_plugins.scheduling.request import Request
 
@@ -42,18 +43,19 @@ class PromptGroup:
                 return request
         return None
 
-    def way(self, request: Request, step: int) -> tuple[Way, Request | None]:
+    def way(self, request: Request, step: int, can_follow: Callable[[Request], bool]) -> tuple[Way, Request | None]:
         """How the waiting member ``request`` starts in the plan of ``step``, and from whom. Members that have output already, or
-        prompt logprobs to collect, compute."""
+        prompt logprobs to collect, compute; so does one that comes when the others' windows have left the prompt behind."""
         if len(request.token_ids) > request.num_prompt or request.lacks_entries:
             return Way.COMPUTE, None
         source = self.ending()
         if source is not None:
             return Way.JOIN, source
-        for member in self.computed.values():
+        followed = [member for member in self.computed.values() if can_follow(member)]
+        for member in followed:
             if member.fork_step <= step:
                 return Way.FOLLOW, member
-        return (Way.WAIT if self.computing or self.computed else Way.COMPUTE), None
+        return (Way.WAIT if self.computing or followed else Way.COMPUTE), None
 
 
 class PromptGroups:

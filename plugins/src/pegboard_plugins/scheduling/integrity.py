@@ -79,8 +79,8 @@ def _check_running(state: SchedulerState, request: Request) -> None:
     assert known + request.num_placeholders <= request.max_len, f"{place} is planned beyond {request.max_len}"
     assert 0 <= request.num_computed < known + request.num_placeholders, f"{place} is computed beyond its tokens"
     assert request.num_computed <= request.capacity, f"{place} is computed beyond its {request.capacity} places"
-    held = state.kv.num_blocks_of(request.kv_key) // state.kv.num_groups
-    assert request.capacity == held * state.block_size, f"{place} counts {request.capacity} places in {held} blocks"
+    capacity = state.capacity(request)
+    assert request.capacity == capacity, f"{place} counts {request.capacity} places where {capacity} are"
     assert request.num_placeholders == 0 or any(request in plan.rows for plan in state.in_flight), f"{place} waits for nothing"
 
 

@@ -54,7 +54,7 @@ class Planner:
             self.room.preempt_proactively()
             self._plan_running()
             if self._put_off is not None and not self.rows:
-                self.add_row(self._put_off, 1, [])
+                self._plan_put_off(self._put_off)
             if self.preempted:
                 self._put_back()
             elif state.waiting:
@@ -126,6 +126,12 @@ class Planner:
                 return
         self.add_row(request, count, drafts)
 
+    def _plan_put_off(self, request: Request) -> None:
+        """Nobody else has a row, and something must move."""
+        need = request.num_computed + 1
+        if need <= request.capacity or self.room.grow(request, need, preempting=True):
+            self.add_row(request, 1, [])
+
     def add_row(self, request: Request, count: int, drafts: list[int]) -> None:
         """``count`` tokens, none for a forked request, whose prompt another row computes."""
         plan, computed = self.plan, request.num_computed
@@ -151,7 +157,7 @@ class Planner:
     def publish(self, request: Request) -> None:
         """Let others share what this plan computes of a prompt, from this plan on: a step writes the keys and values of all
         its rows before any row reads them. Only for rows that stay in the plan: nothing is preempted once admissions begin."""
-        self.state.commit(request, min(request.num_computed, len(request.token_ids)))
+        self.state.publish(request, min(request.num_computed, len(request.token_ids)))
 
     def drop_row(self, request: Request) -> None:
         """Take what this plan holds of a request that is about to be preempted back out."""
@@ -183,7 +189,7 @@ class Planner:
 
     def enter(self, request: Request, block_ids: BlockIds, num_computed: int, source: Request | None = None) -> None:
         """``request`` enters the batch with its block table; ``source`` is the one that it was forked from."""
-        request.capacity = len(block_ids[0]) * self.state.block_size
+        request.capacity = self.state.capacity(request)
         self.state.start(request, num_computed, source)
         wire, sampling = request.wire, request.wire.sampling
         if sampling.prompt_logprobs is not None and not request.lacks_entries:

@@ -38,7 +38,7 @@ def apply_results(state: SchedulerState, plan: SchedulerOutput, output: ModelRun
             if length < request.max_len and (token not in request.stop_token_ids or length <= request.min_len):
                 request.num_placeholders -= 1
                 if computed + count >= request.next_commit:
-                    state.commit(request, computed + count)
+                    state.settle(request, computed + count)
                 add(
                     message_type(
                         request_id=request.request_id,
@@ -82,7 +82,7 @@ def _apply_row(
         prompt_logprobs.collect(request, plan.step_id, computed, count, output.prompt_logprobs.get(row, ()))
     is_first = len(tokens) > 0 and len(request.token_ids) == request.num_prompt
     message.new_token_ids, status = _append(request, tokens)
-    state.commit(request, computed + count - rejected)
+    state.settle(request, computed + count - rejected)
     reason = request.token_ids[-1] if status is RequestStatus.FINISHED_STOPPED else None
     if tokens and state.grammars is not None and request.wire.grammar is not None:
         problem, status = _advance(state.grammars, request, message.new_token_ids, status)

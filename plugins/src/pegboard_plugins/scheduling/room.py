@@ -32,19 +32,21 @@ class RoomMaker:
             added = self._make_room(request, num_tokens)
         if added is None:
             return False
-        request.capacity += len(added[0]) * self.state.block_size
+        request.capacity = self.state.capacity(request)
         self.planner.plan.block_slots.append(request.slot)
         self.planner.plan.block_ids.append(added)
         return True
 
     def _make_room(self, request: Request, num_tokens: int) -> BlockIds | None:
         state = self.state
-        missing = (-(-num_tokens // state.block_size) - request.capacity // state.block_size) * state.kv.num_groups
+        missing = state.kv.num_missing(request.kv_key, num_tokens)
         victims: list[Request] | None = None
         while state.num_free_blocks + state.num_pending_blocks < missing:
             if victims is None:
                 victims = self._victims(request, missing)
             if not victims:
+                if state.kv.has_windows and request.last_step > state.processed_step:
+                    return None  # when its plans in flight are over it gives up what is behind its windows
                 raise RuntimeError(
                     f"request {request.request_id!r} runs alone and {type(state.kv.allocator).__qualname__} does not give it "
                     f"{missing} of {state.kv.num_usable_blocks} blocks"

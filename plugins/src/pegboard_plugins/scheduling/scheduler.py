@@ -59,7 +59,11 @@ class DefaultScheduler(Scheduler):
         self.max_model_len = config.max_model_len or composition.spec.max_model_len
         allocator = composition.create("kv_allocator", num_blocks=kv_config.num_blocks, block_size=kv_config.block_size)
         self.kv = StandardKVCacheManager(
-            allocator, kv_config.block_size, num_groups=len(kv_config.groups), num_host_blocks=kv_config.num_host_blocks
+            allocator,
+            kv_config.block_size,
+            kv_config.windows,
+            num_host_blocks=kv_config.num_host_blocks,
+            max_chunk=min(limits.max_num_batched_tokens, self.max_model_len),
         )
         if kv_config.num_host_blocks:
             logger.warning("kv_cache.swap_space has no use here: this scheduler recomputes preempted requests; leave it out")
@@ -165,6 +169,7 @@ class DefaultScheduler(Scheduler):
             prefix_queries=state.prefix_queries,
             prefix_hits=state.prefix_hits,
             num_preemptions=state.num_preemptions,
+            num_passed_blocks=self.kv.num_passed,
             num_scheduled_tokens=state.num_scheduled_tokens,
             degraded=state.guard.degraded,
         )

@@ -55,7 +55,9 @@ class Starter:
             self._start_somebody()
 
     def _way(self, request: Request) -> tuple[Way, Request | None]:
-        return (Way.COMPUTE, None) if request.group is None else request.group.way(request, self.state.step)
+        if request.group is None:
+            return Way.COMPUTE, None
+        return request.group.way(request, self.state.step, self.state.can_follow)
 
     def _is_paused(self, request: Request) -> bool:
         return self.state.pause is PauseState.PAUSED_NEW and request.status is not RequestStatus.PREEMPTED
@@ -78,7 +80,8 @@ class Starter:
 
     def _compute(self, request: Request, admit: Admit, forced: bool = False) -> bool:
         """Start ``request`` with its first chunk. Blocks are taken for all its known tokens at once, so that a prefill, once
-        begun, never runs out of them half-way; False, and nothing changed, if they are not free."""
+        begun, never runs out of them half-way; but where layers have windows, which leave the first ones behind before they come
+        to the last, for the chunk. False, and nothing changed, if they are not free."""
         state, planner = self.state, self.planner
         token_ids = request.token_ids
         hit = self._hit(request)
@@ -88,20 +91,21 @@ class Starter:
             count = self.policies.chunk_tokens(state.view(request), remaining, state.situation(available))
         if count == 0 and not forced:
             return False
-        added = state.kv.allocate_slots(request.kv_key, len(token_ids), hit, admit.reserve_blocks)
+        count = max(1, count)
+        added = state.kv.allocate_slots(
+            request.kv_key, hit.num_tokens + count, hit, admit.reserve_blocks, num_known=len(token_ids)
+        )
         if added is None:
             return False
         planner.enter(request, added, hit.num_tokens)
-        planner.add_row(request, max(1, count), [])
+        planner.add_row(request, count, [])
         planner.publish(request)
         return True
 
     def _hit(self, request: Request) -> PrefixHit:
         """What the prefix cache has of ``request``, before the first prompt position whose logprobs are still to be collected:
         position ``p`` gives those of token ``p + 1``."""
-        state = self.state
-        hit = state.kv.get_computed_blocks(request.kv_key, request.token_ids, request.salt)
-        num_usable = request.num_entries // state.block_size
-        if not request.lacks_entries or hit.num_tokens <= num_usable * state.block_size:
-            return hit
-        return PrefixHit([blocks[:num_usable] for blocks in hit.block_ids], num_usable * state.block_size)
+        kv, token_ids = self.state.kv, request.token_ids
+        if request.lacks_entries:
+            token_ids = token_ids[: request.num_entries + 1]
+        return kv.get_computed_blocks(request.kv_key, token_ids, request.salt)

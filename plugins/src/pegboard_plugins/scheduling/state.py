@@ -93,7 +93,7 @@ class SchedulerState:
         request.first_step = self.step
         request.num_computed = num_computed
         request.num_sent = len(request.token_ids)
-        if self.kv.caches_prefixes:
+        if self.kv.caches_prefixes or self.kv.has_windows:
             following = (num_computed // self.block_size + 1) * self.block_size
             request.next_commit = following if source is None else min(following, source.next_commit)
         if source is None:
@@ -103,11 +103,31 @@ class SchedulerState:
         self.running.append(request)
         self.emit("resumed" if resumed else "scheduled", request)
 
-    def commit(self, request: Request, num_computed: int) -> None:
-        """Publish the blocks of ``request`` that ``num_computed`` tokens fill, if there are new ones."""
+    def publish(self, request: Request, num_computed: int) -> None:
+        """Let others share the blocks of ``request`` that ``num_computed`` tokens fill, if there are new ones; plans in flight
+        may still compute them."""
         if num_computed >= request.next_commit:
             self.kv.commit(request.kv_key, request.token_ids, num_computed, request.salt)
+            if not self.kv.has_windows:
+                request.next_commit = (num_computed // self.block_size + 1) * self.block_size
+
+    def settle(self, request: Request, num_computed: int) -> None:
+        """The result of the plan that computed ``num_computed`` tokens of ``request`` is in: publish the blocks that they fill,
+        and give up those behind a window. Plans in flight, and those to come, neither read nor write what lies there: they
+        compute later tokens."""
+        if num_computed >= request.next_commit:
+            self.kv.commit(request.kv_key, request.token_ids, num_computed, request.salt)
+            if self.kv.has_windows:
+                self.kv.release_passed(request.kv_key, num_computed)
             request.next_commit = (num_computed // self.block_size + 1) * self.block_size
+
+    def capacity(self, request: Request) -> int:
+        """Tokens for which all KV-cache groups have places."""
+        return self.kv.num_places_of(request.kv_key) * self.block_size
+
+    def can_follow(self, request: Request) -> bool:
+        """Whether the blocks of ``request`` hold what the last token of its prompt looks at."""
+        return not self.kv.has_windows or self.kv.can_fork(request.kv_key, request.num_prompt - 1)
 
     def preempt(self, request: Request) -> int:
         """Running to preempted; returns the slot it had. The caller takes it off ``running`` and gives it back to ``waiting``."""
