@@ -2,8 +2,9 @@
 
     python scripts/gpu_check.py [--only NAME] [--json FILE]
 
-Needs torch and triton, and this checkout; nothing has to be installed. Prints a table and ends with status 0 if every check has
-passed, 1 if one has failed, 2 where there is no CUDA device. Takes a few minutes.
+Needs torch and triton, and this checkout; nothing has to be installed, but whole engines (``engine_speed``) need what is in
+requirements-dev.txt. Prints a table and ends with status 0 if every check has passed, 1 if one has failed, 2 where there is no
+CUDA device. Takes a few minutes.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[1]
 sys.path[:0] = [str(ROOT / "scripts"), *(str(ROOT / folder / "src") for folder in ("core", "plugins", "plugins-attn-triton"))]
 
-SECTIONS = ("attention_kernels", "attention_bandwidth")
+SECTIONS = ("attention_kernels", "attention_bandwidth", "engine_speed")
 """Modules of ``gpu_checks``, in order. Each has ``run(device)``, which yields a ``Check`` at a time."""
 
 
@@ -29,11 +30,11 @@ def main() -> int:
     parser.add_argument("--json", type=Path, help="also write the results here")
     options = parser.parse_args()
     import torch
-    import triton
 
     if not torch.cuda.is_available():
         print("there is no CUDA device", file=sys.stderr)
         return 2
+    import triton
     from gpu_checks.report import Check
 
     device = torch.device("cuda", torch.cuda.current_device())

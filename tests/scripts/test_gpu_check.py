@@ -1,0 +1,83 @@
+"""The parts of scripts/gpu_check.py that need no GPU: its section on whole engines, on a device that records."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from pegboard.plugins import AttentionBackendProvider, PlatformProvider, hookimpl
+from pegboard.testing.graph_attention import GraphableAttention
+from pegboard.testing.recorded_graphs import RecordingPlatform
+
+SCRIPTS = Path(__file__).resolve().parents[2] / "scripts"
+
+
+class Recording:
+    @hookimpl
+    def platforms(self) -> Any:
+        yield PlatformProvider(name="recording", target=RecordingPlatform)
+
+    @hookimpl
+    def attention_backends(self) -> Any:
+        yield AttentionBackendProvider(name="graphable", target=GraphableAttention)
+
+
+def settings() -> dict[str, Any]:
+    """Small steps: this attention has every token read every block."""
+    return {
+        "device": "recording",
+        "attention": "graphable",
+        "max_model_len": 160,
+        "scheduler": {"max_num_seqs": 3, "max_num_batched_tokens": 64},
+        "plugins": {"recording": Recording()},
+        "executor": {"num_threads": 1},
+    }
+
+
+@pytest.mark.slow
+def test_whole_engines(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(SCRIPTS))
+    from gpu_checks import engine_speed
+
+    assert [name for name in engine_speed.NEEDED if engine_speed.find_spec(name) is None] == []
+    setup = engine_speed.Setup(
+        hidden_size=64,
+        intermediate_size=96,
+        num_layers=2,
+        num_heads=2,
+        num_kv_heads=1,
+        vocab_size=1000,
+        dtype="float32",
+        batches=(1, 3),
+        prompt=6,
+        tokens=5,
+        compiled=False,
+        settings=settings(),
+    )
+    checks = list(engine_speed.speeds(tmp_path, torch.device("cpu"), setup))
+    assert [check.name for check in checks] == [
+        "pegboard eager, batch 1",
+        "pegboard eager, batch 3",
+        "memory of graphs",
+        "pegboard graphs, batch 1",
+        "pegboard graphs, batch 3",
+        *(f"transformers {kind} cache, batch {batch}" for kind in ("dynamic", "static") for batch in (1, 3)),
+    ]
+    assert all(check.passed for check in checks), checks
+    checks = list(engine_speed.same_tokens(tmp_path, rows=3, **settings()))
+    assert [check.name for check in checks] == ["graphs are captured", "graphs give the eager tokens, float32"]
+    assert all(check.passed for check in checks), checks
+
+
+def test_without_a_gpu_it_says_so() -> None:
+    if torch.cuda.is_available():
+        pytest.skip("there is one here")
+    command = [sys.executable, str(SCRIPTS / "gpu_check.py"), "--only", "engine"]
+    run = subprocess.run(command, capture_output=True, text=True, timeout=120)
+    assert run.returncode == 2
+    assert "there is no CUDA device" in run.stderr
