@@ -1,104 +1,90 @@
-"""Attention over the paged cache, per layer, beside the naive path: gather by block table, then SDPA with grouped heads.
+"""Attention over the paged cache, per layer: plain ("before"), Pegboard's backend ("after"), and vLLM's for CPUs.
 
-Run: ``python benchmarks/attention.py [--threads 2] [--dtype bfloat16] [--only NAME]``. One JSON line per shape, then a table.
-Geometry is SmolLM2-135M's (9 heads, 3 key heads, head size 64, block size 16, 30 layers); every layer has a cache of its own, so
-that no layer finds its keys in the processor's cache. ``ratio`` is naive time / backend time; ``plan_us`` is once per step.
+    python benchmarks/attention.py [--peer-python PATH] [--threads 2] [--dtype bfloat16 float32] [--shapes grid serving]
+
+"Before" gathers keys and values by block table and calls ``scaled_dot_product_attention(enable_gqa=True)`` on rows of equal
+length at once. All paths store the step's keys and values too. Every layer has a cache of its own. Paths take turns, round by
+round, with a pause where the process changes (idle threads of the other one still spin); "best" is the mean over the layers of
+each one's least time in all rounds, "median" that of the rounds. Prints a line per shape, a table and one JSON line.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import os
+import statistics
+import subprocess
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
 import torch.nn.functional as F
+from attention_shapes import GEOMETRIES, Case, grid, least_times, serving, slots, tables
 
 from pegboard.contracts.attention import AttentionLayer, AttentionQuery, CommonAttentionMetadata
 from pegboard.plugins import PluginHost
 
-HEADS, KV_HEADS, HEAD_SIZE, BLOCK, LAYERS = 9, 3, 64, 16, 30
+BLOCK = 16
+PAUSE = 0.25
+"""Seconds in which the threads of another process fall asleep."""
+ADAPTER = Path(__file__).parent / "adapters" / "vllm_attention.py"
 
-
-@dataclass(frozen=True)
-class Case:
-    """Rows as (tokens in the cache after the step, new tokens); ``shared`` leading tokens are the same blocks for all rows."""
-
-    name: str
-    rows: list[tuple[int, int]]
-    shared: int = 0
-
-
-def cases() -> list[Case]:
-    """The shapes that serving meets."""
-    mixed = np.random.default_rng(0).integers(64, 385, 32).tolist()
-    decode = [Case(f"decode B={b} ctx={ctx}", [(ctx, 1)] * b) for b in (1, 8, 32) for ctx in (128, 256, 1024)]
-    return [
-        *decode,
-        Case("decode B=32 ctx=64..384", [(n, 1) for n in mixed]),
-        Case("prefill 1x512", [(512, 512)]),
-        Case("prefill 4x512", [(512, 512)] * 4),
-        Case("prefill 16 prompts of 20..60", [(20 + 5 * (i % 9), 20 + 5 * (i % 9)) for i in range(16)]),
-        Case("chunk of 512 after 512", [(1024, 512)]),
-        Case("32x16 new, 512 cached", [(528, 16)] * 32),
-        Case("32x16 new, 512 shared", [(528, 16)] * 32, shared=512),
-        Case("decode B=32 ctx=560, 512 shared", [(560, 1)] * 32, shared=512),
-        Case("512 prefill + 16 decode", [(512, 512)] + [(n, 1) for n in mixed[:16]]),
-    ]
+Path_ = Callable[[float], list[float]]
+"""Times a path for so many seconds: microseconds per layer."""
 
 
 class Bench:
     """Caches and arguments of one case."""
 
-    def __init__(self, case: Case, backend: str, dtype: torch.dtype, layers: int) -> None:
-        name = str(dtype).removeprefix("torch.")
-        query = AttentionQuery("cpu", name, name, HEADS, KV_HEADS, HEAD_SIZE, BLOCK)
-        provider = PluginHost.load().get("attention", backend)
-        self.backend = provider.load()(query=query)
-        self.layer = AttentionLayer("layer", HEADS, KV_HEADS, HEAD_SIZE, HEAD_SIZE**-0.5)
-        self.case, self.layers = case, layers
-        own = [-(-length // BLOCK) - case.shared // BLOCK for length, _ in case.rows]
-        blocks = torch.randperm(sum(own) + case.shared // BLOCK + 8).tolist()
-        shape = self.backend.kv_cache_shape(len(blocks), BLOCK, KV_HEADS, HEAD_SIZE)
-        self.caches = [torch.randn(shape).to(dtype) for _ in range(layers)]
-        # The naive path has the plain layout: keys and values apart, [blocks, block, heads, size].
-        plain = (len(blocks), BLOCK, KV_HEADS, HEAD_SIZE)
-        self.plain = [(torch.randn(plain).to(dtype), torch.randn(plain).to(dtype)) for _ in range(layers)]
-        prefix = [blocks.pop() for _ in range(case.shared // BLOCK)]
-        tables = [prefix + [blocks.pop() for _ in range(count)] for count in own]
-        width = max(map(len, tables))
+    def __init__(self, case: Case, backend: str, kv_dtype: str) -> None:
+        """``kv_dtype``: what the backend's cache holds, "auto" for the case's type."""
+        heads, kv_heads, size = case.heads
+        dtype = getattr(torch, case.dtype)
+        stored = case.dtype if kv_dtype == "auto" else kv_dtype
+        query = AttentionQuery("cpu", case.dtype, stored, heads, kv_heads, size, BLOCK)
+        self.backend = PluginHost.load().get("attention", backend).load()(query=query)
+        self.layer = AttentionLayer("layer", heads, kv_heads, size, size**-0.5)
+        self.case = case
+        table, count = tables(case, BLOCK)
+        shape = self.backend.kv_cache_shape(count, BLOCK, kv_heads, size)
+        self.caches = [cache(shape, getattr(torch, stored)) for _ in range(case.layers)]
+        # The plain path has the plain layout: keys and values apart, [blocks, block, heads, size].
+        plain = (count, BLOCK, kv_heads, size)
+        self.plain = [(cache(plain, dtype), cache(plain, dtype)) for _ in range(case.layers)]
+        width = max(map(len, table))
         new = [count for _, count in case.rows]
-        slots = [t[p // BLOCK] * BLOCK + p % BLOCK for t, (n, c) in zip(tables, case.rows, strict=True) for p in range(n - c, n)]
         self.common = CommonAttentionMetadata(
             query_start_loc=np.cumsum([0, *new]).astype(np.int32),
             seq_lens=np.array([length for length, _ in case.rows], np.int32),
-            block_table=torch.tensor([t + [0] * (width - len(t)) for t in tables], dtype=torch.int32),
-            slot_mapping=torch.tensor(slots),
+            block_table=torch.tensor([row + [0] * (width - len(row)) for row in table], dtype=torch.int32),
+            slot_mapping=torch.tensor(slots(case, table, BLOCK)),
             block_size=BLOCK,
-            num_rows=len(tables),
+            num_rows=len(table),
             num_tokens=sum(new),
         )
-        fused = torch.randn(sum(new), HEADS + 2 * KV_HEADS, HEAD_SIZE).to(dtype)
-        self.qkv = fused.split([HEADS, KV_HEADS, KV_HEADS], dim=1)
-        self.out = torch.empty(sum(new), HEADS, HEAD_SIZE, dtype=dtype)
+        fused = torch.randn(sum(new), heads + 2 * kv_heads, size).to(dtype)
+        self.qkv = fused.split([heads, kv_heads, kv_heads], dim=1)
+        self.out = torch.empty(sum(new), heads, size, dtype=dtype)
 
     def plan(self, _: int) -> None:
         self.backend.build_metadata(self.common)
 
-    def ours(self) -> Callable[[int], None]:
+    def after(self) -> Path_:
         metadata = self.backend.build_metadata(self.common)
 
         def layer(index: int) -> None:
             self.backend.forward(self.layer, *self.qkv, self.caches[index], metadata, self.out)
 
-        return layer
+        return lambda seconds: least_times(layer, self.case.layers, seconds)
 
-    def naive(self) -> Callable[[int], None]:
+    def before(self) -> Path_:
         """Per set of rows with equal lengths: write, gather, ``scaled_dot_product_attention(enable_gqa=True)``."""
         common, (query, key, value) = self.common, self.qkv
+        heads, _, size = self.case.heads
         start = common.query_start_loc.tolist()
         sets: dict[tuple[int, int], list[int]] = {}
         decode = [i for i, (_, count) in enumerate(self.case.rows) if count == 1]
@@ -124,65 +110,133 @@ class Bench:
             for table, mask, tokens, count in plans:
                 k = keys[table].flatten(1, 2).transpose(1, 2)
                 v = values[table].flatten(1, 2).transpose(1, 2)
-                q = query[tokens].view(len(table), count, HEADS, HEAD_SIZE).transpose(1, 2)
+                q = query[tokens].view(len(table), count, heads, size).transpose(1, 2)
                 attended = F.scaled_dot_product_attention(q, k, v, mask, enable_gqa=True)
                 self.out[tokens] = attended.transpose(1, 2).flatten(0, 1)
 
-        return layer
+        return lambda seconds: least_times(layer, self.case.layers, seconds)
 
 
-def best(paths: list[Callable[[int], None]], layers: int, seconds: float) -> list[float]:
-    """Microseconds per layer of each path: the mean over the layers of a layer's least time. Paths take turns.
+def cache(shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
+    """The same numbers in every block: only where they lie matters."""
+    made = torch.empty(shape, dtype=dtype)
+    made[:] = torch.randn(shape[1:]).to(dtype)
+    return made
 
-    Layers are timed one by one, because a call that is shorter than a time slice has a least time that neighbours on
-    the machine do not move.
-    """
-    least = np.full((len(paths), layers), np.inf)
-    end = time.perf_counter() + seconds * len(paths)
-    turns = 0
-    while turns < 3 or time.perf_counter() < end:
-        turns += 1
-        for path, run in enumerate(paths):
-            for index in range(layers):
-                begin = time.perf_counter()
-                run(index)
-                least[path, index] = min(least[path, index], time.perf_counter() - begin)
-    return (least.mean(axis=1) * 1e6).tolist()
+
+class Peer:
+    """vLLM's attention in a process of its own."""
+
+    def __init__(self, python: str, threads: int) -> None:
+        preload = [next(iter(sorted(Path(root).glob(name))), None) for root, name in preloads(python)]
+        environment = {**os.environ, "OMP_NUM_THREADS": str(threads), "LD_PRELOAD": ":".join(str(p) for p in preload if p)}
+        command = [python, str(ADAPTER)]
+        self._process = subprocess.Popen(
+            command, env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
+        )
+
+    def ask(self, **order: Any) -> Any:
+        assert self._process.stdin is not None
+        assert self._process.stdout is not None
+        self._process.stdin.write(json.dumps(order) + "\n")
+        self._process.stdin.flush()
+        answer = self._process.stdout.readline()
+        if not answer:
+            raise SystemExit(
+                f"{' '.join(map(str, self._process.args))} ended with {self._process.wait()}; run it by hand to see why"
+            )
+        return json.loads(answer)
+
+    def close(self) -> None:
+        assert self._process.stdin is not None
+        self._process.stdin.close()
+        self._process.wait(30)
+
+
+def preloads(python: str) -> list[tuple[str, str]]:
+    """What vLLM's documentation tells to preload on a CPU: folder and name."""
+    return [("/usr/lib/x86_64-linux-gnu", "libtcmalloc_minimal.so.4"), (str(Path(python).parents[1] / "lib"), "libiomp5.so")]
+
+
+def measure(case: Case, args: argparse.Namespace, peer: Peer | None) -> dict[str, Any]:
+    """One case's row of the table."""
+    bench = Bench(case, args.backend, args.kv_dtype)
+    paths: dict[str, Path_] = {"after": bench.after()}
+    if not args.no_before:
+        paths = {"before": bench.before(), **paths}
+    plan_us = {"after": least_times(bench.plan, 1, 0.05)[0]}
+    if peer is not None:
+        told = peer.ask(case=case.to_json())
+        tolerance = 1e-4 if case.dtype == "float32" else 3e-2
+        if not told["error"] < tolerance:
+            raise SystemExit(f"the peer's result for {case.name} is off by {told['error']}: it is called wrongly")
+        paths["peer"] = lambda seconds: peer.ask(seconds=seconds)
+        plan_us["peer"] = told["plan_us"]
+    rounds: dict[str, list[list[float]]] = {path: [] for path in paths}
+    for _ in range(args.rounds):
+        for path, run in paths.items():
+            if peer is not None and path != "after":
+                time.sleep(PAUSE)
+            rounds[path].append(run(args.seconds))
+    best = {path: statistics.fmean(map(min, zip(*times, strict=True))) for path, times in rounds.items()}
+    median = {path: statistics.median(map(statistics.fmean, times)) for path, times in rounds.items()}
+    return {
+        "shape": case.name,
+        "geometry": case.geometry,
+        "dtype": case.dtype,
+        "kv_dtype": args.kv_dtype,
+        "layers": case.layers,
+        "best_us": {path: round(value, 1) for path, value in best.items()},
+        "median_us": {path: round(value, 1) for path, value in median.items()},
+        "plan_us": {path: round(value, 1) for path, value in plan_us.items()},
+        "before_to_after": round(best["before"] / best["after"], 2) if "before" in best else None,
+        "peer_to_after": round(best["peer"] / best["after"], 2) if "peer" in best else None,
+    }
+
+
+def print_table(rows: list[dict[str, Any]]) -> None:
+    names = ("before", "after", "peer")
+    print(
+        f"\n{'microseconds per layer, best (median)':46s}"
+        + "".join(f"{name:>20s}" for name in names)
+        + f"{'before/after':>14s}{'peer/after':>12s}"
+    )
+    for row in rows:
+        cells = [f"{row['best_us'][n]:.0f} ({row['median_us'][n]:.0f})" if n in row["best_us"] else "-" for n in names]
+        ratios = [row["before_to_after"] or "-", row["peer_to_after"] or "-"]
+        label = f"{row['shape']}, {row['geometry']}, {row['dtype']}"
+        print(f"{label:46s}" + "".join(f"{cell:>20s}" for cell in cells) + f"{ratios[0]!s:>14s}{ratios[1]!s:>12s}")
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--peer-python", help="a Python that has vLLM's CPU build; without it the peer is left out")
     parser.add_argument("--threads", type=int, default=2)
-    parser.add_argument("--dtype", default="bfloat16")
+    parser.add_argument("--dtype", nargs="+", default=["bfloat16", "float32"])
+    parser.add_argument("--geometry", nargs="+", default=list(GEOMETRIES), choices=list(GEOMETRIES))
+    parser.add_argument("--shapes", nargs="+", default=["grid"], choices=["grid", "serving"])
     parser.add_argument("--backend", default="torch")
-    parser.add_argument("--layers", type=int, default=LAYERS)
-    parser.add_argument("--seconds", type=float, default=1.5, help="per shape and path")
+    parser.add_argument("--kv-dtype", default="auto", help="of the backend's cache: auto, int8, float8_e4m3fn, …")
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--seconds", type=float, default=0.3, help="per shape, path and round")
     parser.add_argument("--only", default="", help="shapes whose name contains this")
-    parser.add_argument("--no-naive", action="store_true")
+    parser.add_argument("--no-before", action="store_true")
     args = parser.parse_args()
     torch.set_num_threads(args.threads)
-    table = []
+    shapes = [shape for name in args.shapes for shape in {"grid": grid, "serving": serving}[name]()]
+    peer = Peer(args.peer_python, args.threads) if args.peer_python else None
+    rows = []
     with torch.inference_mode():
-        for case in cases():
-            if args.only not in case.name:
-                continue
-            bench = Bench(case, args.backend, getattr(torch, args.dtype), args.layers)
-            paths = [bench.ours()] if args.no_naive else [bench.ours(), bench.naive()]
-            ours, naive = (*best(paths, args.layers, args.seconds), float("nan"))[:2]
-            row = {
-                "shape": case.name,
-                "us_per_layer": round(ours, 1),
-                "naive_us": round(naive, 1),
-                "ratio": round(naive / ours, 2),
-                "plan_us": round(best([bench.plan], 1, 0.1)[0], 1),
-                "dtype": args.dtype,
-                "threads": args.threads,
-            }
-            print(json.dumps(row), flush=True)
-            table.append(row)
-    print(f"\n{'shape':34s} {'us/layer':>9s} {'naive':>9s} {'ratio':>6s} {'plan us':>8s}")
-    for row in table:
-        print(f"{row['shape']:34s} {row['us_per_layer']:9.1f} {row['naive_us']:9.1f} {row['ratio']:6.2f} {row['plan_us']:8.1f}")
+        for dtype in args.dtype:
+            for geometry in args.geometry:
+                for name, lengths, shared in shapes:
+                    if args.only in name:
+                        rows.append(measure(Case(name, lengths, geometry, dtype, shared), args, peer))
+                        print(json.dumps(rows[-1]), flush=True)
+    if peer is not None:
+        peer.close()
+    print_table(rows)
+    print(json.dumps({"benchmark": "attention", "threads": args.threads, "torch": torch.__version__, "rows": rows}))
 
 
 if __name__ == "__main__":

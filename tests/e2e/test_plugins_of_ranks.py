@@ -75,7 +75,7 @@ def notes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
 
 
 def look(worker: Any) -> tuple[int, str, str]:
-    return os.getpid(), type(worker.runner.model).__name__, type(worker.runner.backend).__name__
+    return os.getpid(), type(worker.runner.model).__name__, type(worker.runner.backends[0]).__name__
 
 
 def test_each_process_that_needs_a_plugin_has_it_once(notes: Path, tmp_path: Path, open_llm: Any, greedy: Any) -> None:

@@ -57,6 +57,20 @@ def answers() -> list[Any]:
         return llm.chat(conversations, SamplingParams(temperature=0, max_tokens=48))
 
 
+@pytest.mark.parametrize(("dtype", "agreement"), [("int8", 0.93), ("fp8_e4m3", 0.9)])
+def test_an_8_bit_cache_seldom_changes_the_choice(answers: list[Any], dtype: str, agreement: float) -> None:
+    """After the same tokens, it is that of transformers at so many of 10 x 48 places (see the next test)."""
+    texts = [answer.prompt_token_ids + answer.outputs[0].token_ids for answer in answers[:10]]
+    with LLM("smollm2", dtype="float32", kv_cache={"dtype": dtype}) as llm:
+        scored = llm.generate(texts, SamplingParams(max_tokens=1, temperature=0, prompt_logprobs=1))
+    same = []
+    for answer, text, output in zip(answers[:10], texts, scored, strict=True):
+        for place in range(len(answer.prompt_token_ids), len(text)):
+            same.append(output.prompt_logprobs[place][text[place]].rank == 1)
+    assert len(same) > 250
+    assert sum(same) / len(same) >= agreement, f"{sum(same)} of {len(same)}"
+
+
 def test_greedy_tokens_are_those_of_transformers(answers: list[Any], reference_of: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     from transformers import AutoModelForCausalLM
 

@@ -11,13 +11,13 @@ from pegboard_plugins.attention.rows import RowSet
 from pegboard_plugins.attention.shape import CPU, Shape
 from pegboard_plugins.attention.workspace import Workspace
 
-SHAPE = Shape(num_heads=9, num_kv_heads=3, head_size=64, block_size=16, itemsize=2, sliding_window=None, limits=CPU)
+SHAPE = Shape(num_heads=9, num_kv_heads=3, head_size=64, block_size=16, itemsize=2, limits=CPU)
 
 
-def rows_of(*lengths: tuple[int, int], shape: Shape = SHAPE) -> RowSet:
+def rows_of(*lengths: tuple[int, int], window: int | None = None) -> RowSet:
     """Rows from (tokens in the cache, new tokens)."""
     start = np.cumsum([0, *(new for _, new in lengths)]).astype(np.int32)
-    return RowSet.of(start, np.array([length for length, _ in lengths], np.int32), shape)
+    return RowSet.of(start, np.array([length for length, _ in lengths], np.int32), SHAPE.block_size, window)
 
 
 def test_sections_join_equal_and_nearly_equal_query_lengths() -> None:
@@ -43,12 +43,12 @@ def test_rows_of_nearly_equal_context_stay_in_batch_order() -> None:
 
 
 def test_a_sliding_window_leaves_out_what_nobody_sees() -> None:
-    rows = rows_of((100, 1), (100, 40), (5, 1), shape=dataclasses.replace(SHAPE, sliding_window=20))
+    rows = rows_of((100, 1), (100, 40), (5, 1), window=20)
     assert rows.first_block.tolist() == [80 // 16, 41 // 16, 0]
     assert rows.num_blocks.tolist() == [7 - 5, 7 - 2, 1]
 
 
-def test_shared_sets_need_blocks_enough_and_no_window() -> None:
+def test_shared_sets_need_blocks_enough() -> None:
     table = np.arange(4 * 40).reshape(4, 40).astype(np.int32)
     table[:3, :33] = table[0, :33]
     rows = rows_of((600, 1), (620, 1), (630, 1), (600, 1))
@@ -59,7 +59,6 @@ def test_shared_sets_need_blocks_enough_and_no_window() -> None:
     assert others is not None
     assert others.index.tolist() == [3]
     assert shared_sets(rows, table, SHAPE)[0] == []
-    assert shared_sets(rows, table, dataclasses.replace(small, sliding_window=64))[0] == []
 
 
 def test_a_common_prefix_ends_before_the_new_tokens() -> None:

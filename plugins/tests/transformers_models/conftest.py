@@ -32,6 +32,8 @@ MULTIPLIERS = {
     "embedding_multiplier": 3.0, "logits_scaling": 2.0, "residual_multiplier": 0.7, "attention_multiplier": 0.3,
 }  # fmt: skip
 SINKS = {"head_dim": 16, "sliding_window": 8, "num_local_experts": 4, "num_experts_per_tok": 2}
+ODD_HEADS = {"hidden_size": 48, "num_attention_heads": 6}
+"""No power of two, for which slopes follow another rule."""
 NARROW = {"ffn_dim": 48, "word_embed_proj_dim": 16, "do_layer_norm_before": False}
 LONG_ROPE = {
     "original_max_position_embeddings": 24,
@@ -50,6 +52,12 @@ TINY: dict[str, tuple[str, str, dict[str, Any]]] = {
     "phi3-longrope": ("Phi3ForCausalLM", "Phi3Config", {**GROUPED, **LONG_ROPE}),
     "falcon": ("FalconForCausalLM", "FalconConfig", SIZES),
     "falcon-new": ("FalconForCausalLM", "FalconConfig", {**SIZES, "num_kv_heads": 2, "new_decoder_architecture": True}),
+    "falcon-alibi": ("FalconForCausalLM", "FalconConfig", {**SIZES, "alibi": True}),
+    "falcon-alibi-odd": ("FalconForCausalLM", "FalconConfig", {**SIZES, **ODD_HEADS, "alibi": True}),
+    "bloom": ("BloomForCausalLM", "BloomConfig", {**SIZES, "seq_length": 128}),
+    "bloom-odd": ("BloomForCausalLM", "BloomConfig", {**SIZES, **ODD_HEADS, "seq_length": 128}),
+    "mpt": ("MptForCausalLM", "MptConfig", {**SIZES, "max_seq_len": 128, "attn_config": {"clip_qkv": 3.0}}),
+    "mpt-odd": ("MptForCausalLM", "MptConfig", {**SIZES, **ODD_HEADS, "max_seq_len": 128}),
     "stablelm": ("StableLmForCausalLM", "StableLmConfig", GROUPED),
     "olmo": ("OlmoForCausalLM", "OlmoConfig", {**GROUPED, "clip_qkv": 2.0}),
     "granite": ("GraniteForCausalLM", "GraniteConfig", {**GROUPED, **MULTIPLIERS}),

@@ -9,13 +9,8 @@ import pytest
 import torch
 
 from pegboard import SamplingParams
-from pegboard.contracts.model_source import ModelSource
 from pegboard.testing.checkpoints import make_checkpoint
-from pegboard.testing.model_session import ModelSession
 from pegboard.testing.thread_executor import THREADS, ThreadRanks
-from pegboard_plugins.loaders.safetensors_loader import SafetensorsLoader
-from pegboard_plugins.models.transformers_model import TransformersModel
-from pegboard_plugins.models.transformers_spec import transformers_spec
 
 from .conftest import TINY, random_prompts
 
@@ -24,34 +19,23 @@ GREEDY = SamplingParams(max_tokens=COUNT, temperature=0.0, ignore_eos=True)
 FEW = {"max_num_seqs": 4, "max_num_batched_tokens": 24}
 
 
-@pytest.mark.parametrize("name", sorted(TINY.keys() - {"gpt-oss"}))
+@pytest.mark.parametrize("name", sorted(TINY))
 def test_tokens_are_those_of_transformers(tiny: Any, open_llm: Any, name: str) -> None:
     """Batches, prompts in chunks, a common prefix, and a pool too small for all at once."""
     checkpoint = tiny(name)
     prompts, blocks = random_prompts(20, 47, 26, 31, 38, 22, start=17), 14
     if name == "phi3-longrope":  # transformers computes a Phi-3 anew that outgrows its trained length, 24 here, while generating
         prompts, blocks = [*random_prompts(25, 26, 25, 25, 28, start=17), *random_prompts(7)], 9
+    windows = "sliding_attention" in checkpoint.content.get("layer_types", ())
+    if windows:
+        blocks = 20  # tokens take blocks of every group of layers
     kv_cache = {"num_blocks": blocks, "block_size": 8}
     llm = open_llm(checkpoint.folder, model_impl="transformers", scheduler=FEW, kv_cache=kv_cache)
     found = [list(output.outputs[0].token_ids) for output in llm.generate(prompts, GREEDY)]
     assert found == [checkpoint.generate(prompt, COUNT) for prompt in prompts]
     stats = llm.stats()
-    assert stats.num_preemptions > 0
+    assert stats.num_passed_blocks > 0 if windows else stats.num_preemptions > 0
     assert stats.prefix_hits > 0
-
-
-def test_attention_sinks_need_a_backend_that_has_them(tiny: Any, open_llm: Any) -> None:
-    checkpoint, [prompt] = tiny("gpt-oss"), random_prompts(30)
-    with pytest.raises(RuntimeError, match="attention sinks are not supported"):
-        open_llm(checkpoint.folder, attention="torch", kv_cache={"num_blocks": 20})
-    source = ModelSource("tiny", str(checkpoint.folder), "safetensors", "hf", checkpoint.content)
-    spec = transformers_spec(source)
-    model = TransformersModel(spec, torch.float32, torch.device("cpu"))
-    with SafetensorsLoader().open(source, spec) as weights:
-        model.load_weights(weights)
-    assert model.attention_layers[0].sinks is not None
-    with torch.no_grad():
-        assert ModelSession(model).greedy(prompt, COUNT) == checkpoint.generate(prompt, COUNT)
 
 
 def test_llama_is_the_same_natively(tiny: Any, open_llm: Any) -> None:

@@ -16,6 +16,7 @@ from pegboard.contracts.model_source import ModelSource
 from pegboard.plugins import PluginError
 from pegboard.testing.checkpoints import make_checkpoint
 from pegboard.testing.memory_weights import memory_handles
+from pegboard_plugins.models.transformers_adapters import REPLACED
 from pegboard_plugins.models.transformers_build import UnsupportedModel
 from pegboard_plugins.models.transformers_description import describe_model
 from pegboard_plugins.models.transformers_masks import Causal, meaning
@@ -26,14 +27,10 @@ from .conftest import GROUPED, SIZES
 
 SMALL = {**SIZES, "num_hidden_layers": 4}
 KEYS = {**GROUPED, "num_hidden_layers": 4, "head_dim": 16}
-NONE_CALLS = "none of its layers calls the attention interface"
 REFUSED: dict[str, tuple[str, dict[str, Any], str]] = {
     "T5ForConditionalGeneration": ("T5Config", {"d_model": 32, "num_layers": 2}, "has an encoder and a decoder"),
     "MambaForCausalLM": ("MambaConfig", {"hidden_size": 32, "num_hidden_layers": 2}, "layers of type linear_attention"),
-    "BloomForCausalLM": ("BloomConfig", {"hidden_size": 32, "n_layer": 2, "n_head": 4}, NONE_CALLS),
-    "MptForCausalLM": ("MptConfig", {"d_model": 32, "n_layers": 2, "n_heads": 4}, NONE_CALLS),
     "BertLMHeadModel": ("BertConfig", {**SMALL, "intermediate_size": 48}, "its attention is not causal"),
-    "FalconForCausalLM": ("FalconConfig", {**SMALL, "alibi": True}, "its ALiBi biases do not go through"),
     "DeepseekV3ForCausalLM": (
         "DeepseekV3Config",
         {**SMALL, "intermediate_size": 48, "moe_intermediate_size": 16, "n_routed_experts": 8, "n_group": 1, "topk_group": 1},
@@ -99,13 +96,13 @@ def folder(tmp_path: Path) -> Callable[..., Path]:
 
 
 def test_an_engine_tells_why_neither_can_run_it(folder: Callable[..., Path], open_llm: Any) -> None:
-    config, options, _ = REFUSED["BloomForCausalLM"]
-    path = folder(content("BloomForCausalLM", config, options))
+    config, options, _ = REFUSED["BertLMHeadModel"]
+    path = folder(content("BertLMHeadModel", config, options))
     with pytest.raises(
-        PluginError, match=r"no installed plugin implements .*BloomForCausalLM.*transformers cannot run it: .*none of its"
+        PluginError, match=r"no installed plugin implements .*BertLMHeadModel.*transformers cannot run it: .*not causal"
     ):
         open_llm(path)
-    with pytest.raises(PluginError, match=r"model_impl: 'transformers' cannot run BloomForCausalLM of .*none of its layers"):
+    with pytest.raises(PluginError, match=r"model_impl: 'transformers' cannot run BertLMHeadModel of .*not causal"):
         open_llm(path, model_impl="transformers")
 
 
@@ -174,6 +171,15 @@ def test_a_layer_that_calls_attention_twice_is_found(tiny: Any, monkeypatch: pyt
     with pytest.raises(ValueError, match=r"3 modules of its 3 layers call the attention interface 6 times"):
         # another value than elsewhere, so that the description is made anew
         transformers_spec(ModelSource("x", "/nowhere", "dummy", "hf", {**tiny("olmo").content, "rms_norm_eps": 0.5}))
+
+
+def test_layers_that_attend_in_their_own_way_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    from transformers.models.bloom.modeling_bloom import BloomAttention
+
+    monkeypatch.delitem(REPLACED, BloomAttention)
+    found = describe_model(content("BloomForCausalLM", "BloomConfig", {**SIZES, "seq_length": 64}))
+    assert isinstance(found, list)
+    assert "none of its layers calls the attention interface" in "; ".join(found)
 
 
 def test_masks_are_told_apart() -> None:

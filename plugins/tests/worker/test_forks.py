@@ -66,10 +66,10 @@ def test_rows_without_tokens_are_left_out_of_the_forward() -> None:
     assert inputs.positions.tolist() == [0, 1, 2, 0]
     assert inputs.prompt_lens is not None
     assert inputs.prompt_lens.tolist() == [2, 3, 3, 1]
-    assert inputs.attention.num_rows == 3
-    assert inputs.attention.query_start_loc.tolist() == [0, 1, 3, 4]
-    assert inputs.attention.seq_lens.tolist() == [1, 3, 1]
-    assert inputs.attention.block_table[:, 0].tolist() == [1, 11, 31]
+    assert inputs.attention[0].num_rows == 3
+    assert inputs.attention[0].query_start_loc.tolist() == [0, 1, 3, 4]
+    assert inputs.attention[0].seq_lens.tolist() == [1, 3, 1]
+    assert inputs.attention[0].block_table[:, 0].tolist() == [1, 11, 31]
     assert inputs.sample_rows.tolist() == [0, 2, 3, 4]
     assert inputs.sample_slots.tolist() == [4, 1, 7, 3]
     assert inputs.sample_lengths.tolist() == [3, 3, 1, 1]
@@ -150,7 +150,8 @@ class Spy:
         self.attended: list[int] = []
         self.logits: list[torch.Tensor] = []
         runner = machine.worker.runner
-        compute, plan, sample = runner.model.compute_logits, runner.backend.build_metadata, runner.sampler.sample
+        [backend] = runner.backends
+        compute, plan, sample = runner.model.compute_logits, backend.build_metadata, runner.sampler.sample
 
         def compute_logits(hidden: torch.Tensor) -> torch.Tensor:
             self.hidden.append(len(hidden))
@@ -165,7 +166,7 @@ class Spy:
             return sample(logits, batch)
 
         monkeypatch.setattr(runner.model, "compute_logits", compute_logits)
-        monkeypatch.setattr(runner.backend, "build_metadata", build_metadata)
+        monkeypatch.setattr(backend, "build_metadata", build_metadata)
         monkeypatch.setattr(runner.sampler, "sample", look)
 
 

@@ -38,7 +38,10 @@ def assert_greedy(folder: Path, prompts: dict[str, list[int]], found: dict[str, 
     assert clear > total * 2 / 3
 
 
-@pytest.mark.parametrize("architecture", ["LlamaForCausalLM", "MistralForCausalLM", "Qwen2ForCausalLM", "Qwen3ForCausalLM"])
+@pytest.mark.parametrize(
+    "architecture",
+    ["LlamaForCausalLM", "MistralForCausalLM", "Qwen2ForCausalLM", "Qwen3ForCausalLM", "Gemma2ForCausalLM", "Gemma3ForCausalLM"],
+)
 def test_greedy_tokens_equal_transformers(architecture: str, tmp_path: Path, engine: Callable[..., Engine]) -> None:
     make_checkpoint(tmp_path, architecture)
     prompts = random_prompts(1, 8, 17, 60)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -11,6 +12,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from pegboard.contracts.kv_allocator import NULL_BLOCK
 from pegboard.testing.fakes import fake_kv_config, hash_model
 from pegboard.testing.mirror import MirrorWorker
 from pegboard.testing.plan_driver import PlanDriver
@@ -29,9 +31,9 @@ def make_batch(**changes: Any) -> InputBatch:
 class BothWorkers:
     """Applies each plan to the mirror and to the batch, "samples" by a hash of all tokens, and compares."""
 
-    def __init__(self) -> None:
-        self.mirror = MirrorWorker(fake_kv_config(BLOCKS, BLOCK))
-        self.batch = make_batch()
+    def __init__(self, windows: Sequence[int | None] = (None,)) -> None:
+        self.mirror = MirrorWorker(fake_kv_config(len(windows) * BLOCKS, BLOCK, windows))
+        self.batch = make_batch(num_groups=len(windows))
         self.builder = StepBuilder(self.batch, 400, torch.device("cpu"), with_prompt_lens=True)
         self.model = hash_model()
 
@@ -61,24 +63,26 @@ class BothWorkers:
             for position in range(computed, computed + count):
                 ids.append(row.token_ids[position])
                 positions.append(position)
-                places.append(row.block_ids[0][position // BLOCK] * BLOCK + position % BLOCK)
+                places.append([blocks[position // BLOCK] * BLOCK + position % BLOCK for blocks in row.block_ids])
                 prompts.append(row.prompt_len)
             last.append(len(ids) - 1)
         assert inputs.input_ids.tolist() == ids
         assert inputs.positions.tolist() == positions
-        assert inputs.attention.slot_mapping.tolist() == places
+        for group, step in enumerate(inputs.attention):
+            assert step.slot_mapping.tolist() == [by_group[group] for by_group in places]
+            assert step.query_start_loc.tolist() == [0, *(i + 1 for i in last)]
         assert inputs.prompt_lens is not None
         assert inputs.prompt_lens.tolist() == prompts
-        assert inputs.attention.query_start_loc.tolist() == [0, *(i + 1 for i in last)]
         rows = [i for i, n in enumerate(plan.num_to_sample) if n]
         assert inputs.sample_rows.tolist() == rows
         index = list(range(len(ids))) if inputs.sample_index is None else inputs.sample_index.tolist()
         assert index == [last[i] for i in rows]
         for i, slot in enumerate(plan.slots):
             length = plan.num_computed_tokens[i] + plan.num_scheduled_tokens[i]
-            assert inputs.attention.seq_lens[i] == length
             used = -(-length // BLOCK)
-            assert inputs.attention.block_table[i, :used].tolist() == self.mirror.rows[slot].block_ids[0][:used]
+            for step, blocks in zip(inputs.attention, self.mirror.rows[slot].block_ids, strict=True):
+                assert step.seq_lens[i] == length
+                assert_in_sight(step.block_table[i, :used].tolist(), blocks[:used])
 
     def compare_state(self) -> None:
         assert set(np.flatnonzero(self.batch.occupied).tolist()) == set(self.mirror.rows)
@@ -86,15 +90,21 @@ class BothWorkers:
             count = int(self.batch.num_tokens[slot])
             assert self.batch.token_ids[slot, :count].tolist() == row.token_ids
             assert self.batch.prompt_lens[slot] == row.prompt_len
-            blocks = self.batch.block_table
-            assert blocks.blocks[slot, : blocks.lengths[slot]].tolist() == row.block_ids[0]
+            for table, blocks in zip(self.batch.block_tables, row.block_ids, strict=True):
+                assert_in_sight(table.blocks[slot, : table.lengths[slot]].tolist(), blocks)
+
+
+def assert_in_sight(found: list[int], wanted: list[int]) -> None:
+    """Equal where ``wanted`` has a block: what is behind a window may be anything."""
+    assert [block if wish != NULL_BLOCK else wish for block, wish in zip(found, wanted, strict=True)] == wanted
 
 
 @pytest.mark.parametrize("seed", range(6))
 def test_random_plans_leave_the_batch_as_the_mirror_has_it(seed: int) -> None:
     rng = random.Random(seed)
-    both = BothWorkers()
-    driver = PlanDriver(both.execute, num_slots=SLOTS, block_size=BLOCK, num_blocks=BLOCKS)
+    windows = [(None,), (None, 9), (6, None, 3)][seed % 3]
+    both = BothWorkers(windows)
+    driver = PlanDriver(both.execute, num_slots=SLOTS, block_size=BLOCK, num_blocks=len(windows) * BLOCKS, windows=windows)
     for step in range(60):
         if len(driver.requests) < SLOTS and rng.random() < 0.5:
             driver.add(f"r{step}", [rng.randrange(1000) for _ in range(rng.randint(1, 30))])

@@ -8,11 +8,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from msgspec.structs import replace
 
-from pegboard.config import KVCacheSettings
+from pegboard.config import KVCacheSettings, SchedulerConfig
 from pegboard.contracts.attention import AttentionLayer
 from pegboard.testing.reference_attention import ReferenceAttentionBackend
 from pegboard.wire import GrammarOutput, KVCacheConfig, KVCacheGroup, KVCacheSpec, SchedulerOutput
+from pegboard.wire.kv_cache import window_blocks
 from pegboard_plugins.worker import dummy_step, memory, threads
 from pegboard_plugins.worker.bitmasks import masks_by_row
 from pegboard_plugins.worker.cache_engine import CacheEngine
@@ -70,7 +72,8 @@ def test_kv_budget_says_where_it_comes_from() -> None:
     per_block = 2 * SPEC.block_bytes
 
     def budget(free: int = 1 << 40, seqs: int = 4, length: int = 160, booked: int = 0, **settings: object) -> tuple[int, str]:
-        return memory.kv_budget(KVCacheSettings(**settings), specs, free, seqs, length, booked)  # type: ignore[arg-type]
+        limits = SchedulerConfig(max_num_seqs=seqs, max_num_batched_tokens=32)
+        return memory.kv_budget(KVCacheSettings(**settings), specs, free, limits, length, booked)  # type: ignore[arg-type]
 
     assert budget() == (41 * per_block, "all that 4 requests of 160 tokens can fill")
     assert budget(memory="3MiB") == (3 * MIB, f"kv_cache.memory={3 * MIB}")
@@ -78,6 +81,9 @@ def test_kv_budget_says_where_it_comes_from() -> None:
     assert budget(seqs=10**6, length=10**8)[0] == (10**8 // 16 + 1) * per_block, "one request of full length fits"
     assert budget(free=1000, booked=100, memory_fraction=0.5)[0] == 400
     assert "less 100 booked" in budget(free=1000, booked=100)[1]
+    specs["b"] = replace(SPEC, sliding_window=17)
+    places = 10 + window_blocks(17, SPEC.block_size, 32)
+    assert budget()[0] == (4 * places + 1) * SPEC.block_bytes, "a request keeps less of layers with a window"
 
 
 def test_dtypes(caplog: pytest.LogCaptureFixture) -> None:
@@ -113,7 +119,7 @@ def test_platforms_answer_without_a_device() -> None:
 def make_cache(dtype: torch.dtype = torch.float32, host_blocks: int = 3) -> CacheEngine:
     layers = [AttentionLayer(name, num_heads=2, num_kv_heads=2, head_size=8, scale=1.0) for name in ("a", "b")]
     config = KVCacheConfig(num_blocks=6, groups=[KVCacheGroup(layers=["a", "b"], spec=SPEC)], num_host_blocks=host_blocks)
-    return CacheEngine(config, layers, ReferenceAttentionBackend, dtype, torch.device("cpu"))
+    return CacheEngine(config, layers, dict.fromkeys("ab", ReferenceAttentionBackend), dtype, torch.device("cpu"))
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
@@ -129,17 +135,46 @@ def test_cache_tensors_start_as_zeros_and_are_writable(dtype: torch.dtype) -> No
     assert not cache.device_caches["a"].any()
 
 
-def test_block_moves_happen_in_order_and_at_once() -> None:
-    cache = make_cache()
+@pytest.mark.parametrize("dtype", [torch.float32, torch.int8, torch.float8_e4m3fn])
+def test_block_moves_happen_in_order_and_at_once(dtype: torch.dtype) -> None:
+    cache = make_cache(dtype)
     for offset, name in enumerate("ab"):
         for block in range(6):
-            cache.device_caches[name][block] = 10 * block + offset
+            cache.device_caches[name][block].fill_(2 * block + offset)
     cache.apply(SchedulerOutput(step_id=1, swap_out=[(1, 2), (2, 1)], swap_in=[(2, 4)], block_copies=[(4, 5), (3, 4)]))
     for offset, name in enumerate("ab"):
-        assert [float(block.flatten()[0]) for block in cache.host_caches[name]] == [0, 20 + offset, 10 + offset]
+        assert [float(block.flatten()[0]) for block in cache.host_caches[name]] == [0, 4 + offset, 2 + offset]
         assert [float(block.flatten()[0]) for block in cache.device_caches[name]] == [
-            offset, 10 + offset, 20 + offset, 30 + offset, 30 + offset, 10 + offset,
+            offset, 2 + offset, 4 + offset, 6 + offset, 6 + offset, 2 + offset,
         ]  # fmt: skip
+
+
+def cache_of_groups(heads_of_c: int = 2, head_size_of_c: int = 8) -> CacheEngine:
+    """Groups (a, b) and (c)."""
+    layers = [AttentionLayer(name, num_heads=2, num_kv_heads=2, head_size=8, scale=1.0) for name in "ab"]
+    layers.append(AttentionLayer("c", num_heads=4, num_kv_heads=heads_of_c, head_size=head_size_of_c, scale=1.0))
+    groups = [KVCacheGroup(layers=["a", "b"], spec=SPEC), KVCacheGroup(layers=["c"], spec=replace(SPEC, sliding_window=4))]
+    config = KVCacheConfig(num_blocks=6, groups=groups, num_host_blocks=2)
+    return CacheEngine(config, layers, dict.fromkeys("abc", ReferenceAttentionBackend), torch.float32, torch.device("cpu"))
+
+
+@pytest.mark.parametrize(("heads", "size"), [(2, 8), (4, 4)])
+def test_groups_share_memory_and_a_block_moves_whatever_group_has_it(heads: int, size: int) -> None:
+    cache = cache_of_groups(heads, size)
+    a, b, c = (cache.device_caches[name] for name in "abc")
+    assert a.data_ptr() == c.data_ptr() != b.data_ptr()
+    assert a.nbytes == c.nbytes == 6 * SPEC.block_bytes
+    a[1], b[1], c[2] = 10, 11, 20
+    assert bool((a[2] == 20).all()), "the same block, seen by the other group"
+    cache.apply(SchedulerOutput(step_id=1, swap_out=[(1, 1)], block_copies=[(1, 3), (2, 4)]))
+    assert [float(tensor[3].flatten()[0]) for tensor in (a, b)] == [10, 11]
+    assert bool((c[4] == 20).all())
+    assert float(cache.host_caches["b"][1].flatten()[0]) == 11
+
+
+def test_groups_whose_blocks_differ_cannot_share() -> None:
+    with pytest.raises(ValueError, match=r"different numbers of cache entries: \{'a': 3072, 'c': 6144\}"):
+        cache_of_groups(4, 8)
 
 
 def test_cache_memory_is_committed_when_it_is_written() -> None:
@@ -147,7 +182,7 @@ def test_cache_memory_is_committed_when_it_is_written() -> None:
     spec = KVCacheSpec(block_size=16, num_kv_heads=8, head_size=128, dtype="float32")
     before = memory.resident()
     config = KVCacheConfig(num_blocks=1000, groups=[KVCacheGroup(layers=["a"], spec=spec)])
-    cache = CacheEngine(config, layers, ReferenceAttentionBackend, torch.float32, torch.device("cpu"))
+    cache = CacheEngine(config, layers, {"a": ReferenceAttentionBackend}, torch.float32, torch.device("cpu"))
     assert cache.device_caches["a"].nbytes > 120 * MIB
     assert memory.resident() - before < 10 * MIB
 

@@ -217,11 +217,10 @@ def test_a_step_is_finished_before_the_next(worker: StandardWorker) -> None:
         worker.sample_tokens(mask)
 
 
-def test_layers_of_different_shape_are_refused(worker: StandardWorker) -> None:
+def test_layers_without_a_group_are_refused(worker: StandardWorker) -> None:
     spec = worker.get_kv_cache_specs()["scripted"]
-    groups = [KVCacheGroup(layers=["x"], spec=spec), KVCacheGroup(layers=["y"], spec=spec)]
-    with pytest.raises(ValueError, match="2 kinds of KV cache"):
-        worker.initialize_cache(KVCacheConfig(num_blocks=4, groups=groups))
+    with pytest.raises(ValueError, match=r"no group for the layers \['scripted'\]"):
+        worker.initialize_cache(KVCacheConfig(num_blocks=4, groups=[KVCacheGroup(layers=["x"], spec=spec)]))
 
 
 def test_methods_that_it_lacks_say_so(worker: StandardWorker) -> None:

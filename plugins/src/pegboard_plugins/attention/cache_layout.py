@@ -9,6 +9,8 @@ from __future__ import annotations
 
 import torch
 
+from pegboard_plugins.attention.stored import movable
+
 KV_LAYOUT = "block kv head token dim"
 """Backends of other packages that say the same can share a cache with this one."""
 
@@ -33,10 +35,11 @@ def slot_rows(slot_mapping: torch.Tensor, block_size: int, num_kv_heads: int) ->
 
 
 def write_tokens(key: torch.Tensor, value: torch.Tensor, kv_cache: torch.Tensor, rows: torch.Tensor) -> None:
-    """Store ``key`` and ``value`` ``[T, num_kv_heads, head_size]`` in the rows that ``slot_rows`` gave."""
+    """Store ``key`` and ``value`` ``[T, num_kv_heads, head_size]``, of the cache's type, in the rows that ``slot_rows`` gave."""
     head_size = key.shape[2]
     cache, new = kv_cache.view(-1, head_size), torch.stack((key, value), 1).view(-1, head_size)
-    if len(rows) >= WORDWISE_ROWS and head_size * key.itemsize % 8 == 0:
+    cache, new = movable(cache), movable(new)
+    if len(rows) >= WORDWISE_ROWS and head_size * new.itemsize % 8 == 0:
         # Scattering costs per element, so move eight bytes as one; they are not computed with.
         cache, new = cache.view(torch.float64), new.view(torch.float64)
     cache.index_copy_(0, rows, new)

@@ -9,6 +9,7 @@ from pegboard_plugins.attention.cache_layout import run_index
 from pegboard_plugins.attention.context import StepContext
 from pegboard_plugins.attention.rows import RowSet
 from pegboard_plugins.attention.shape import Shape, round_up
+from pegboard_plugins.attention.stored import movable, widen
 
 
 class Gather:
@@ -26,18 +27,19 @@ class Gather:
         self.key, self.value = gathered.unbind(0)
         self._index = run_index(_block_ids(rows, num_blocks, context.block_table), shape.num_kv_heads, by_head=by_head)
         runs = (len(self._index), shape.block_size * shape.head_size)
-        self._target, self._wide = gathered.view(runs), None
+        self._stored, self._wide = gathered.view(runs), None
         if context.dtype != context.cache_dtype:
-            self._target, self._wide = context.workspace.view("narrow", context.cache_dtype, *runs), gathered.view(runs)
+            self._stored, self._wide = context.workspace.view("stored", context.cache_dtype, *runs), gathered.view(runs)
+        self._target = movable(self._stored)
         self._token_rows = gathered.view(-1, shape.head_size)
         stale = _stale_rows(rows, self.width, shape, by_head)
         self._stale = torch.from_numpy(stale).to(context.device) if stale.size else None
 
     def run(self, runs: torch.Tensor) -> None:
-        """``runs``: the layer's cache as [runs, block_size * head_size]."""
+        """``runs``: the layer's cache as [runs, block_size * head_size], movable."""
         torch.index_select(runs, 0, self._index, out=self._target)
         if self._wide is not None:
-            self._wide.copy_(self._target)
+            widen(self._stored, self._wide)
         if self._stale is not None:
             self._token_rows.index_fill_(0, self._stale, 0.0)
 

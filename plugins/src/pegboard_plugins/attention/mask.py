@@ -36,7 +36,7 @@ class Mask:
 
 def causal_mask(positions: np.ndarray, low: int, high: int, context: StepContext) -> Mask | None:
     """Mask for queries at ``positions`` [N, queries] over keys ``low … high - 1``; None where nothing is hidden."""
-    shape, window = context.shape, context.shape.sliding_window
+    shape, window = context.shape, context.features.sliding_window
     before_window = window is not None and int(positions.max()) - window >= low
     # Whole vectors of columns from where the first key is hidden; all columns if the window hides some in front.
     begin = low if before_window else max((int(positions.min()) + 1) // shape.columns * shape.columns, low)

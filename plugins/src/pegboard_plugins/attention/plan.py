@@ -52,9 +52,10 @@ def groups(rows: RowSet, shape: Shape) -> list[RowSet]:
 def shared_sets(section: RowSet, block_table: np.ndarray, shape: Shape) -> tuple[list[tuple[RowSet, int]], RowSet | None]:
     """Rows of a section that begin with the same blocks, each set with its number of common blocks; and the other rows.
 
-    Only blocks before every new token of the set count, so that nothing in them is hidden from anybody.
+    Only blocks before every new token of the set count, so that nothing in them is hidden from anybody. Not for layers with a
+    sliding window or ALiBi: there a key is not the same to all rows.
     """
-    if shape.sliding_window is not None or len(section) < 2 or int(section.query_len.max()) > shape.limits.shared_queries:
+    if len(section) < 2 or int(section.query_len.max()) > shape.limits.shared_queries:
         return [], section
     table = block_table[section.index]
     past = (section.kv_len - section.query_len) // shape.block_size

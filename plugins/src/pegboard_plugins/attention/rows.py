@@ -6,8 +6,6 @@ from dataclasses import dataclass, fields, replace
 
 import numpy as np
 
-from pegboard_plugins.attention.shape import Shape
-
 
 @dataclass(frozen=True, slots=True)
 class RowSet:
@@ -26,16 +24,16 @@ class RowSet:
     """Blocks from ``first_block`` to the row's last token."""
 
     @classmethod
-    def of(cls, query_start_loc: np.ndarray, seq_lens: np.ndarray, shape: Shape) -> RowSet:
-        """All rows that have tokens."""
+    def of(cls, query_start_loc: np.ndarray, seq_lens: np.ndarray, block_size: int, window: int | None = None) -> RowSet:
+        """All rows that have tokens. ``window``: what no query of a row sees because of it is left out."""
         start = query_start_loc.astype(np.int64)
         query_len = np.diff(start)
         index = np.flatnonzero(query_len)
         query_len, kv_len = query_len[index], seq_lens[index].astype(np.int64)
         first_block = np.zeros_like(kv_len)
-        if shape.sliding_window is not None:
-            first_block = np.maximum(kv_len - query_len - shape.sliding_window + 1, 0) // shape.block_size
-        last_block = (kv_len + shape.block_size - 1) // shape.block_size
+        if window is not None:
+            first_block = np.maximum(kv_len - query_len - window + 1, 0) // block_size
+        last_block = (kv_len + block_size - 1) // block_size
         return cls(index, start[index], query_len, kv_len, first_block, last_block - first_block)
 
     def take(self, which: np.ndarray | slice) -> RowSet:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import torch
 
+from pegboard_plugins.attention.constants import Constants
 from pegboard_plugins.attention.context import StepContext
 from pegboard_plugins.attention.group import RowGroup
 from pegboard_plugins.attention.plan import groups
@@ -34,9 +35,9 @@ class Section:
         """Where its rows' results are put."""
         return [self._staging]
 
-    def run(self, query: torch.Tensor, runs: torch.Tensor, out: torch.Tensor, scale: float, soft_cap: float | None) -> None:
+    def run(self, query: torch.Tensor, runs: torch.Tensor, out: torch.Tensor, constants: Constants) -> None:
         """``query`` and ``out`` [T, heads, head size]; ``runs`` the layer's cache as [runs, block_size * head_size]."""
-        self._staging.load(query, scale if soft_cap is None else scale / soft_cap)
+        self._staging.load(query, constants.query)
         for group in self._groups:
-            group.run(runs, soft_cap)
-        self._staging.store(out)
+            group.run(runs, constants)
+        self._staging.store(out, constants.value)

@@ -45,7 +45,6 @@ class Shape:
     block_size: int
     itemsize: int
     """Bytes of one number, in the type in which attention computes."""
-    sliding_window: int | None
     limits: Limits
 
     @property

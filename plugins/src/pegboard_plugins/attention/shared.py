@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import torch
 
+from pegboard_plugins.attention.constants import Constants, SinkColumns
 from pegboard_plugins.attention.context import StepContext
 from pegboard_plugins.attention.gather import Gather
 from pegboard_plugins.attention.mask import causal_mask
@@ -15,7 +16,7 @@ class SharedSection:
     """Built once per step; ``run`` once per layer. Same results as ``Section`` up to rounding."""
 
     def __init__(self, rows: RowSet, common_blocks: int, context: StepContext) -> None:
-        """``rows`` have their first ``common_blocks`` blocks in common, all before their new tokens; no sliding window."""
+        """``rows`` have their first ``common_blocks`` blocks in common, all before their new tokens; no window, no ALiBi."""
         shape = context.shape
         self._prefix = Gather(rows.prefix(common_blocks, shape.block_size), context, buffer="prefix")
         own = rows.after(common_blocks)
@@ -29,11 +30,11 @@ class SharedSection:
         """Where its rows' results are put."""
         return [part.staging for part in self._parts]
 
-    def run(self, query: torch.Tensor, runs: torch.Tensor, out: torch.Tensor, scale: float, soft_cap: float | None) -> None:
+    def run(self, query: torch.Tensor, runs: torch.Tensor, out: torch.Tensor, constants: Constants) -> None:
         """As ``Section.run``."""
         self._prefix.run(runs)
         for part in self._parts:
-            part.run(query, runs, out, scale, soft_cap)
+            part.run(query, runs, out, constants)
 
 
 class _Part:
@@ -53,25 +54,31 @@ class _Part:
         self._prefix_key_t, self._own_key_t = prefix.key.transpose(1, 2), self._own.key.transpose(1, 2)
         self._prefix_value = prefix.value
         width = prefix.width + self._own.width
-        self._scores = context.buffer("scores", heads, len(rows) * query_len * group, width)
-        self._prefix_scores = self._scores[..., : prefix.width]
-        by_row = self._scores.view(heads * len(rows), query_len * group, width)
-        self._own_scores = by_row[..., prefix.width :]
+        self._whole = context.buffer("scores", heads, len(rows) * query_len * group, width + context.sink_columns)
+        self._scores = self._whole[..., :width]
+        self._prefix_scores = self._whole[..., : prefix.width]
+        by_row = self._whole.view(heads * len(rows), query_len * group, -1)
+        self._own_scores = by_row[..., prefix.width : width]
+        by_head = self._whole.view(heads, len(rows), query_len, group, -1)
+        self._sinks = SinkColumns(by_head[..., width:]) if context.sink_columns else None
         positions = rows.positions(0, query_len, shape.block_size)
         mask = causal_mask(positions, 0, self._own.width, context)
         self._masked = None if mask is None else mask.part_of(self._own_scores, by_head=True)
         self._mask = None if mask is None else mask.addend(by_head=True)
 
-    def run(self, query: torch.Tensor, runs: torch.Tensor, out: torch.Tensor, scale: float, soft_cap: float | None) -> None:
-        self.staging.load(query, scale if soft_cap is None else scale / soft_cap)
+    def run(self, query: torch.Tensor, runs: torch.Tensor, out: torch.Tensor, constants: Constants) -> None:
+        self.staging.load(query, constants.query)
         self._own.run(runs)
         torch.bmm(self._query_by_head, self._prefix_key_t, out=self._prefix_scores)
         torch.bmm(self._query_by_row, self._own_key_t, out=self._own_scores)
-        if soft_cap is not None:
-            self._scores.tanh_().mul_(soft_cap)
+        if constants.soft_cap is not None:
+            self._scores.tanh_().mul_(constants.soft_cap)
         if self._masked is not None:
             self._masked.add_(self._mask)
-        torch.softmax(self._scores, -1, out=self._scores)
+        if self._sinks is not None:
+            assert constants.sinks is not None, "planned for layers with sinks"
+            self._sinks.put(constants.sinks.unsqueeze(1))
+        torch.softmax(self._whole, -1, out=self._whole)
         torch.bmm(self._prefix_scores, self._prefix_value, out=self._out_by_head)
         self._out_by_row.baddbmm_(self._own_scores, self._own.value)
-        self.staging.store(out)
+        self.staging.store(out, constants.value)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import torch
 
+from pegboard_plugins.attention.constants import Factor
 from pegboard_plugins.attention.rows import RowSet
 from pegboard_plugins.attention.workspace import Workspace
 
@@ -55,23 +56,32 @@ class Staging:
         """From now on ``store`` puts everything, padding included, into ``results`` [num_queries, heads, head size]."""
         self._result = results.view(self._shape)
 
-    def load(self, query: torch.Tensor, scale: float) -> None:
-        """Scaled queries into the buffer. ``query`` [T, heads, head size]."""
+    def load(self, query: torch.Tensor, factor: Factor) -> None:
+        """Queries times ``factor`` into the buffer. ``query`` [T, heads, head size]."""
         picked = self._span(query) if self._token is None else query.index_select(0, self._token)
         if not self._plain:
             picked = picked.view(self._shape)
         if picked.dtype == self._query.dtype:
-            torch.mul(picked, scale, out=self._query)
+            torch.mul(picked, self._shaped(factor), out=self._query)
         else:
-            self._query.copy_(picked).mul_(scale)
+            self._query.copy_(picked).mul_(self._shaped(factor))
 
-    def store(self, out: torch.Tensor) -> None:
-        """Results from the buffer to their tokens in ``out`` [T, heads, head size], or to where they are collected."""
-        if self._result is not None:
-            self._result.copy_(self._out)
+    def store(self, out: torch.Tensor, factor: Factor | None) -> None:
+        """Results times ``factor`` from the buffer to their tokens in ``out`` [T, heads, head size], or to where they are
+        collected."""
+        target = self._result
+        if target is None:
+            target = self._span(out) if self._plain else self._span(out).view(self._shape)
+        if factor is None:
+            target.copy_(self._out)
         else:
-            target = self._span(out)
-            (target if self._plain else target.view(self._shape)).copy_(self._out)
+            torch.mul(self._out, self._shaped(factor), out=target)
+
+    def _shaped(self, factor: Factor) -> Factor:
+        """By query head as the buffers have them."""
+        if self._plain or not isinstance(factor, torch.Tensor):
+            return factor
+        return factor.view(*self._shape[-3:-1], 1)
 
     def _span(self, tokens: torch.Tensor) -> torch.Tensor:
         if self._begin == 0 and self._end == tokens.shape[0]:

@@ -7,10 +7,20 @@ from typing import Any, Final
 
 import torch
 from transformers import PreTrainedModel
-from transformers.models.falcon.modeling_falcon import FalconAttention, apply_rotary_pos_emb
+from transformers.models.bloom.modeling_bloom import BloomAttention, BloomModel
+from transformers.models.falcon.modeling_falcon import FalconAttention, FalconModel, apply_rotary_pos_emb
+from transformers.models.mpt.modeling_mpt import MptAttention, MptModel
 
+from pegboard_plugins.models.transformers_alibi import (
+    InterfacedBloomAttention,
+    InterfacedMptAttention,
+    PlacedBloomModel,
+    PlacedMptModel,
+    attend_with_slopes,
+    falcon_slopes,
+)
 from pegboard_plugins.models.transformers_attention import Step
-from pegboard_plugins.models.transformers_build import UnsupportedModel, build
+from pegboard_plugins.models.transformers_build import build
 from pegboard_plugins.models.transformers_linear import use_engine_linear
 from pegboard_plugins.models.transformers_rope import rope_by_prompt
 
@@ -29,12 +39,15 @@ class InterfacedFalconAttention(FalconAttention):
     ) -> tuple[torch.Tensor, None]:
         from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
-        query, key, value = self._split(self.query_key_value(hidden_states))
-        assert position_embeddings is not None, "refused with ALiBi, which has none"
-        query, key = apply_rotary_pos_emb(query, key, *position_embeddings, unsqueeze_dim=2)
+        query, key, value = (x.transpose(1, 2) for x in self._split(self.query_key_value(hidden_states)))
+        if self.config.alibi:
+            slopes = falcon_slopes(self.num_heads, self.inv_norm_factor)
+            out = attend_with_slopes(self, (query, key, value), attention_mask, self.inv_norm_factor, slopes)
+            return self.dense(out), None
+        assert position_embeddings is not None, "the model makes them"
+        query, key = apply_rotary_pos_emb(query, key, *position_embeddings)
         attend = ALL_ATTENTION_FUNCTIONS[self.config._attn_implementation]
-        heads = (x.transpose(1, 2) for x in (query, key, value))
-        out, _weights = attend(self, *heads, attention_mask, scaling=self.inv_norm_factor)
+        out, _weights = attend(self, query, key, value, attention_mask, scaling=self.inv_norm_factor)
         return self.dense(out.flatten(2)), None
 
     def _split(self, fused: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
@@ -46,8 +59,15 @@ class InterfacedFalconAttention(FalconAttention):
         return groups[..., :-2, :].flatten(2, 3), groups[..., -2, :], groups[..., -1, :]
 
 
-REPLACED: Final[dict[type, type]] = {FalconAttention: InterfacedFalconAttention}
-"""Attention modules that do not go through transformers' interface, and what does in their place."""
+REPLACED: Final[dict[type, type]] = {
+    FalconAttention: InterfacedFalconAttention,
+    BloomAttention: InterfacedBloomAttention,
+    BloomModel: PlacedBloomModel,
+    MptAttention: InterfacedMptAttention,
+    MptModel: PlacedMptModel,
+}
+"""Modules that do not go through transformers' attention interface, or keep their positions from it, and what does in their
+place."""
 
 
 def prepare(content: Mapping[str, Any], dtype: torch.dtype, step: Step) -> PreTrainedModel:
@@ -55,9 +75,11 @@ def prepare(content: Mapping[str, Any], dtype: torch.dtype, step: Step) -> PreTr
     model = build(content, dtype)
     for module in model.modules():
         if type(module) in REPLACED:
-            if getattr(model.config, "alibi", False):
-                raise UnsupportedModel(type(model).__name__, ["its ALiBi biases do not go through the attention interface"])
             module.__class__ = REPLACED[type(module)]
+            if not hasattr(module, "config"):
+                module.config = model.config
+        if isinstance(module, FalconModel):
+            module.use_alibi = False  # else it adds the biases to the mask; attention has the slopes
     rope_by_prompt(model, step)
     use_engine_linear(model)
     return model

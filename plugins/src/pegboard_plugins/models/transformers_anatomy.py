@@ -17,6 +17,7 @@ import torch
 from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedModel
 
 from pegboard.contracts.attention import AttentionLayer
+from pegboard_plugins.models.transformers_alibi import SLOPES
 from pegboard_plugins.models.transformers_attention import PAGED
 from pegboard_plugins.models.transformers_build import UnsupportedModel
 from pegboard_plugins.models.transformers_masks import meaning
@@ -173,7 +174,7 @@ def _judged(model: PreTrainedModel, count: int, record: _Record, result: Any, gi
 def _uneven(count: int, modules: list[torch.nn.Module]) -> str:
     """``count``: layers; ``modules``: those that called attention."""
     if not modules:
-        return "none of its layers calls the attention interface: they attend in their own way, such as with ALiBi, or not at all"
+        return "none of its layers calls the attention interface: they attend in their own way, or not at all"
     calling = len(set(modules))
     if calling == len(modules):
         return f"{calling} of its {count} layers call the attention interface: the others keep another state than keys and values"
@@ -198,6 +199,7 @@ def _layer(model: PreTrainedModel, path: str, call: Any, record: _Record, reason
         window = seen.window
     scale, cap = options.pop("scaling", None), options.pop("softcap", None)
     sinks = _sinks(model, options.pop("s_aux", None), heads, reasons)
+    slopes = options.pop(SLOPES, None)
     if isinstance(scale, torch.Tensor):
         reasons.append("the scale of its attention is computed in each step")
     strange = sorted(k for k, v in options.items() if k not in _PASSED_BY and v is not None and v is not False)
@@ -211,6 +213,7 @@ def _layer(model: PreTrainedModel, path: str, call: Any, record: _Record, reason
         scale=float(size**-0.5 if scale is None or isinstance(scale, torch.Tensor) else scale),
         sliding_window=window,
         logits_soft_cap=None if cap is None else float(cap),
+        alibi_slopes=slopes,
     )
     return LayerCall(module, layer, sinks)
 

@@ -102,6 +102,8 @@ class TransformersModel(Model):
     def load_weights(self, weights: Mapping[str, WeightHandle]) -> None:
         self._parameters.load(weights, self.dtype, self.device)
         for call, slot in zip(self.anatomy.layers, self._slots, strict=True):
+            if (slopes := slot.layer.alibi_slopes) is not None:
+                slot.layer = replace(slot.layer, alibi_slopes=slopes.to(self.device))
             if call.sinks is not None:
                 slot.layer = replace(slot.layer, sinks=self._parameters.get(call.sinks).float())
         finish_linear(self.anatomy.called, self.dtype, self.device)

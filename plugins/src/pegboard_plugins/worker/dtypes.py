@@ -1,4 +1,4 @@
-"""Which precision a model computes in."""
+"""Which precision a model computes in, and its KV cache has."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from pegboard.contracts.platform import Platform
 
 log = logging.getLogger(__name__)
 
+FLOAT8 = "float8_e4m3fn"
 _FRACTION_BITS = {"float32": 23, "float16": 10, "bfloat16": 7}
 
 
@@ -25,6 +26,11 @@ def resolve_dtype(configured: str, stated: str | None, platform: Platform) -> st
     else:
         log.info("the checkpoint states %s, computing in %s (%s)", stated, chosen, reason)
     return chosen
+
+
+def resolve_kv_dtype(configured: str, dtype: str) -> str:
+    """The name of the KV cache's dtype: ``configured`` in torch's spelling, or for "auto" the compute ``dtype``."""
+    return dtype if configured == "auto" else {"fp8": FLOAT8, "fp8_e4m3": FLOAT8}.get(configured, configured)
 
 
 def _loses(stated: str, chosen: str) -> bool:

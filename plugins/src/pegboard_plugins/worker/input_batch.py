@@ -33,8 +33,18 @@ class InputBatch:
     second message: steps are applied in order.
     """
 
-    def __init__(self, *, num_slots: int, max_model_len: int, block_size: int, vocab_limit: int, seed: int | None) -> None:
-        """``seed`` is the engine's, from which requests without one get theirs; None counts as 0."""
+    def __init__(
+        self,
+        *,
+        num_slots: int,
+        max_model_len: int,
+        block_size: int,
+        vocab_limit: int,
+        seed: int | None,
+        num_groups: int = 1,
+    ) -> None:
+        """``seed`` is the engine's, from which requests without one get theirs; None counts as 0. ``num_groups``: see
+        ``use_groups``."""
         self.num_slots, self.max_model_len, self.seed = num_slots, max_model_len, seed or 0
         self.vocab_limit = vocab_limit
         # pages are committed when first written: a long context costs nothing until it is used.
@@ -43,12 +53,19 @@ class InputBatch:
         self.num_tokens = np.zeros(num_slots, np.int32)
         self.prompt_lens = np.zeros(num_slots, np.int32)
         self.occupied = np.zeros(num_slots, np.bool_)
-        self.block_table = BlockTable(num_slots, -(-(max_model_len + 1) // block_size), block_size)
+        self.block_size = block_size
+        self.block_tables: tuple[BlockTable, ...] = ()
+        self.use_groups(num_groups)
         self.columns: dict[str, np.ndarray] = {name: np.zeros(num_slots, dtype) for name, dtype in _SAMPLING_COLUMNS.items()}
         self.seeds = np.zeros(num_slots, np.uint64)
         self.num_logprobs = np.full(num_slots, -1, np.int32)
         self.stop_token_ids: list[list[int]] = [[] for _ in range(num_slots)]
         self.sparse = SparseColumns()
+
+    def use_groups(self, num_groups: int) -> None:
+        """One block table for each KV-cache group; no request may be here."""
+        max_blocks = -(-(self.max_model_len + 1) // self.block_size)
+        self.block_tables = tuple(BlockTable(self.num_slots, max_blocks, self.block_size) for _ in range(num_groups))
 
     @property
     def num_requests(self) -> int:
@@ -68,7 +85,8 @@ class InputBatch:
         for request in plan.new_requests:
             self._add(request)
         for slot, block_ids in zip(plan.block_slots, plan.block_ids, strict=True):
-            self.block_table.append(slot, block_ids[0])
+            for table, ids in zip(self.block_tables, block_ids, strict=True):
+                table.append(slot, ids)
         for slot, tokens in zip(plan.token_slots, plan.token_ids, strict=True):
             for token in tokens:
                 if token != PLACEHOLDER_TOKEN:  # a placeholder stands for a token that the worker has put here itself
@@ -84,7 +102,8 @@ class InputBatch:
         self.occupied[slot] = True
         self.token_ids[slot, :count] = request.token_ids
         self.num_tokens[slot], self.prompt_lens[slot] = count, request.prompt_len
-        self.block_table.replace(slot, request.block_ids[0])
+        for table, ids in zip(self.block_tables, request.block_ids, strict=True):
+            table.replace(slot, ids)
         self.stop_token_ids[slot] = list(request.stop_token_ids)
         self._set_sampling(slot, request.request_id, request.sampling)
         self.sparse.enter(request)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 import torch
@@ -45,15 +45,6 @@ class Links:
         for communicator in (self.tp, self.pp):
             if communicator is not None:
                 communicator.barrier()
-
-    def common_window(self, windows: Sequence[int | None]) -> int | None:
-        """The sliding window of all layers, given those of this rank; None where any differ. Layers share one block table: where
-        windows differ, the widest view decides what must stay."""
-        found = {window or 0 for window in windows}
-        if self.pp is not None:
-            own = torch.tensor([min(found, default=-1), max(found, default=-1)], device=self._device)
-            found = {window for window in self.pp.all_gather(own).tolist() if window >= 0}
-        return found.pop() or None if len(found) == 1 else None
 
     def close(self) -> None:
         for communicator in (self.tp, self.pp):

@@ -9,8 +9,10 @@ import resource
 import sys
 from pathlib import Path
 
-from pegboard.config import KVCacheSettings
+from pegboard.config import KVCacheSettings, SchedulerConfig
+from pegboard.engine.kv_groups import block_bytes, group_layers
 from pegboard.wire import KVCacheSpec
+from pegboard.wire.kv_cache import blocks_needed
 
 DEFAULT_CPU_BUDGET = 512 << 20
 """Most that a KV cache takes on a CPU when nothing is said, unless one full-length request needs more."""
@@ -84,25 +86,35 @@ def host_memory() -> tuple[int, int]:
 
 
 def kv_budget(
-    settings: KVCacheSettings, specs: dict[str, KVCacheSpec], free: int, max_num_seqs: int, max_model_len: int, booked: int
+    settings: KVCacheSettings,
+    specs: dict[str, KVCacheSpec],
+    free: int,
+    limits: SchedulerConfig,
+    max_model_len: int,
+    booked: int,
 ) -> tuple[int, str]:
     """Bytes for the KV cache on a host whose ``free`` memory is known, and one line that says how they were found.
 
-    ``kv_cache.memory`` if stated. Otherwise the least of: ``memory_fraction`` of what is free, less what extensions
-    ``booked``; what ``max_num_seqs`` requests of ``max_model_len`` tokens could fill; and ``DEFAULT_CPU_BUDGET``, or one
+    ``kv_cache.memory`` if stated. Otherwise the least of: ``memory_fraction`` of what is free, less what extensions and graphs
+    have ``booked``; what ``max_num_seqs`` requests of ``max_model_len`` tokens could fill; and ``DEFAULT_CPU_BUDGET``, or one
     request of ``max_model_len`` tokens where that is more. Memory is committed only as blocks are first used.
     """
     if settings.memory is not None:
         return settings.memory, f"kv_cache.memory={settings.memory}"
-    per_block = sum(spec.block_bytes for spec in specs.values())
-    blocks = -(-max_model_len // settings.block_size)
+    groups = group_layers([specs], max_model_len)
+    per_block, windows = block_bytes(groups, specs), [group.spec.sliding_window for group in groups]
+    blocks = blocks_needed(max_model_len, windows, settings.block_size, min(limits.max_num_batched_tokens, max_model_len))
     one_request = (blocks + 1) * per_block  # and the null block
-    everything = (blocks * max_num_seqs + 1) * per_block
+    everything = (blocks * limits.max_num_seqs + 1) * per_block
     share = max(0, int(settings.memory_fraction * free) - booked)
     cap = max(DEFAULT_CPU_BUDGET, one_request)
     return min(
-        (share, f"kv_cache.memory_fraction={settings.memory_fraction} of {free} free bytes, less {booked} booked by extensions"),
-        (everything, f"all that {max_num_seqs} requests of {max_model_len} tokens can fill"),
+        (
+            share,
+            f"kv_cache.memory_fraction={settings.memory_fraction} of {free} free bytes, "
+            f"less {booked} booked by extensions and graphs",
+        ),
+        (everything, f"all that {limits.max_num_seqs} requests of {max_model_len} tokens can fill"),
         (cap, "the default for a CPU; kv_cache.memory sets another"),
     )
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -10,11 +10,13 @@ import torch
 
 from pegboard.config import EngineConfig
 from pegboard.contracts.attention import AttentionBackend
+from pegboard.contracts.graph_runner import ForwardInputs, GraphRunner
 from pegboard.contracts.logits_processor import LogitsProcessor
 from pegboard.contracts.model import ForwardContext, Model, ModelSpec
 from pegboard.contracts.sampler import Sampler, SamplerOutput
 from pegboard.contracts.worker import WorkerExtension
 from pegboard.wire import GrammarOutput, Logprobs, ModelRunnerOutput, SchedulerOutput
+from pegboard_plugins.worker.attention_groups import LayerGroup, groups_in_step
 from pegboard_plugins.worker.bitmasks import masks_by_row
 from pegboard_plugins.worker.cache_engine import CacheEngine
 from pegboard_plugins.worker.input_batch import InputBatch
@@ -40,7 +42,9 @@ class _HalfStep:
 class ModelRunner:
     """Holds the resident batch and runs steps on it, one at a time.
 
-    ``cache`` is set once the KV cache exists. ``synchronize`` waits for the device; it is called only while timings are on.
+    ``groups`` are layers that ask the same of attention; once the KV cache exists (``use_cache``) they are its groups, in its
+    order. ``graphs`` runs the forwards that fit one of its graphs. ``synchronize`` waits for the device; it is called only while
+    timings are on.
 
     Of several pipeline stages only the last one samples, has a ``sampler`` and ``processors``, and gives results. As its samples
     do not reach the others, plans bring all tokens to all stages: it does not keep its own either.
@@ -51,7 +55,7 @@ class ModelRunner:
         config: EngineConfig,
         spec: ModelSpec,
         model: Model,
-        backend: AttentionBackend,
+        groups: Sequence[LayerGroup],
         sampler: Sampler | None,
         device: torch.device,
         extensions: Iterable[WorkerExtension] = (),
@@ -59,9 +63,11 @@ class ModelRunner:
         processors: Mapping[str, LogitsProcessor] | None = None,
         stage: Stage | None = None,
     ) -> None:
-        self.model, self.backend, self.sampler, self.device = model, backend, sampler, device
+        self.model, self.sampler, self.device = model, sampler, device
+        self.groups = tuple(groups)
         self.stage = stage or Stage.only()
         self.cache: CacheEngine | None = None
+        self.graphs: GraphRunner | None = None
         self.timings = StepTimings()
         self.batch = InputBatch(
             num_slots=config.scheduler.max_num_seqs,
@@ -70,13 +76,25 @@ class ModelRunner:
             vocab_limit=spec.vocab_size,
             seed=config.seed,
         )
-        max_tokens = max(config.scheduler.max_num_batched_tokens, config.scheduler.max_num_seqs)
-        self._builder = StepBuilder(self.batch, max_tokens, device, spec.prompt_length_rope)
+        self._max_tokens = max(config.scheduler.max_num_batched_tokens, config.scheduler.max_num_seqs)
+        self._with_prompt_lens = spec.prompt_length_rope
+        self._builder: StepBuilder | None = None
         self._prompt_logprobs = PromptLogprobs(self.batch)
         self._processors = LogitsProcessors(processors or {}, self.batch)
         self._extensions = tuple(extensions)
         self._synchronize = synchronize
         self._half: _HalfStep | None = None
+
+    @property
+    def backends(self) -> tuple[AttentionBackend, ...]:
+        """One per group."""
+        return tuple(group.backend for group in self.groups)
+
+    def use_cache(self, cache: CacheEngine, groups: Sequence[LayerGroup]) -> None:
+        """The KV cache is there: ``groups`` are its groups. No request may be resident."""
+        self.cache, self.groups = cache, tuple(groups)
+        self.batch.use_groups(len(groups))
+        self._builder = StepBuilder(self.batch, self._max_tokens, self.device, self._with_prompt_lens)
 
     def execute_model(self, plan: SchedulerOutput) -> ModelRunnerOutput | None:
         """Apply ``plan`` and run the forward. Then sample, unless ``plan.grammar_slots``: None, and ``sample_tokens`` follows."""
@@ -92,6 +110,7 @@ class ModelRunner:
             self._processors.update(plan)
         if plan.empty:
             return _without_tokens(plan)
+        assert self._builder is not None, "it comes with the KV cache"
         inputs = self._builder.build(plan)
         self.timings.mark("prepare")
         half = self._forward(plan, inputs)
@@ -113,14 +132,18 @@ class ModelRunner:
 
     def _forward(self, plan: SchedulerOutput, inputs: StepInputs) -> _HalfStep:
         assert self.cache is not None
-        metadata = self.backend.build_metadata(inputs.attention)
-        context = ForwardContext(metadata, self.cache.device_caches, self.backend, inputs.prompt_lens)
+        graphs = self.graphs if self.graphs is not None and self.graphs.fits(inputs.attention) else None
+        attention = {} if graphs is not None else groups_in_step(self.groups, inputs.attention)
         for extension in self._extensions:
             extension.before_forward(plan)
         self.timings.mark("metadata")
-        before = self.stage.receive(inputs.attention.num_tokens)
+        before = self.stage.receive(len(inputs.input_ids))
         self.timings.mark("receive")
-        hidden = self.model.forward(inputs.input_ids, inputs.positions, context, before)
+        if graphs is not None:
+            hidden = graphs.run(ForwardInputs(inputs.input_ids, inputs.positions, inputs.attention, inputs.prompt_lens, before))
+        else:
+            context = ForwardContext(attention, self.cache.device_caches, inputs.prompt_lens)
+            hidden = self.model.forward(inputs.input_ids, inputs.positions, context, before)
         for extension in self._extensions:
             extension.after_forward(plan, hidden)
         logits = None
@@ -162,7 +185,7 @@ class ModelRunner:
 
     def _finish(self, half: _HalfStep, output: ModelRunnerOutput) -> ModelRunnerOutput:
         self.timings.mark("finish")
-        self.timings.count(len(half.plan.slots), half.inputs.attention.num_tokens)
+        self.timings.count(len(half.plan.slots), len(half.inputs.input_ids))
         return output
 
 

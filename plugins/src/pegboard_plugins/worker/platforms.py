@@ -6,7 +6,7 @@ import ctypes
 import sys
 from typing import TYPE_CHECKING
 
-from pegboard.contracts.platform import Platform
+from pegboard.contracts.platform import DeviceGraphs, Platform
 from pegboard_plugins.worker.memory import host_memory, resident
 from pegboard_plugins.worker.threads import usable_cores
 
@@ -104,6 +104,12 @@ class CudaPlatform(Platform):
         import torch
 
         torch.cuda.synchronize(self._device)
+
+    def make_graphs(self) -> DeviceGraphs:
+        from pegboard_plugins.graphs.cuda import CudaGraphs
+
+        assert self._device is not None, "the device comes before its graphs"
+        return CudaGraphs(self._device)
 
 
 def _has_driver() -> bool:

@@ -38,7 +38,8 @@ class StepInputs:
     """[T] int64."""
     positions: torch.Tensor
     """[T] int64."""
-    attention: CommonAttentionMetadata
+    attention: tuple[CommonAttentionMetadata, ...]
+    """The step as each KV-cache group sees it: they differ in blocks and slots only."""
     prompt_lens: torch.Tensor | None
     """[T] int64, for models that need it."""
     sample_rows: np.ndarray
@@ -57,8 +58,9 @@ class StepBuilder:
 
     def __init__(self, batch: InputBatch, max_tokens: int, device: torch.device, with_prompt_lens: bool = False) -> None:
         self._batch, self._device = batch, device
-        names = ("input_ids", "positions", "slot_mapping", "prompt_lens")
-        self._columns = {name: StepColumn(max_tokens, torch.int64, device) for name in names[: 3 + with_prompt_lens]}
+        names = ("input_ids", "positions", "prompt_lens")
+        self._columns = {name: StepColumn(max_tokens, torch.int64, device) for name in names[: 2 + with_prompt_lens]}
+        self._slot_mappings = [StepColumn(max_tokens, torch.int64, device) for _ in batch.block_tables]
         self._with_prompt_lens = with_prompt_lens
         self._sent: Any = None if device.type == "cpu" else torch.cuda.Event()
 
@@ -87,7 +89,7 @@ class StepBuilder:
         inputs = StepInputs(
             sent["input_ids"],
             sent["positions"],
-            self._attention(slots, starts, lengths, sent["slot_mapping"], total),
+            self._attention(slots, starts, lengths, total),
             sent.get("prompt_lens"),
             sample_rows=rows,
             sample_slots=sample_slots,
@@ -122,22 +124,25 @@ class StepBuilder:
             token_slots = np.repeat(slots, counts)
             np.add(np.arange(total), np.repeat(computed - starts[:-1], counts), out=hosts["positions"])
         hosts["input_ids"][:] = self._batch.token_ids[token_slots, hosts["positions"]]
-        self._batch.block_table.slot_mapping(token_slots, hosts["positions"], hosts["slot_mapping"])
+        for table, column in zip(self._batch.block_tables, self._slot_mappings, strict=True):
+            table.slot_mapping(token_slots, hosts["positions"], column.host[:total])
         if self._with_prompt_lens:
             hosts["prompt_lens"][:] = self._batch.prompt_lens[token_slots]
         return total
 
     def _attention(
-        self, slots: np.ndarray, starts: np.ndarray, lengths: np.ndarray, slot_mapping: torch.Tensor, total: int
-    ) -> CommonAttentionMetadata:
-        table = self._batch.block_table
-        blocks = table.blocks[slots, : table.width(int(lengths.max()))]
-        return CommonAttentionMetadata(
-            query_start_loc=starts,
-            seq_lens=lengths,
-            block_table=torch.from_numpy(np.ascontiguousarray(blocks)).to(self._device),
-            slot_mapping=slot_mapping,
-            block_size=table.block_size,
-            num_rows=len(slots),
-            num_tokens=total,
+        self, slots: np.ndarray, starts: np.ndarray, lengths: np.ndarray, total: int
+    ) -> tuple[CommonAttentionMetadata, ...]:
+        longest = int(lengths.max())
+        return tuple(
+            CommonAttentionMetadata(
+                query_start_loc=starts,
+                seq_lens=lengths,
+                block_table=torch.from_numpy(np.ascontiguousarray(table.blocks[slots, : table.width(longest)])).to(self._device),
+                slot_mapping=slot_mapping.send(total),
+                block_size=table.block_size,
+                num_rows=len(slots),
+                num_tokens=total,
+            )
+            for table, slot_mapping in zip(self._batch.block_tables, self._slot_mappings, strict=True)
         )

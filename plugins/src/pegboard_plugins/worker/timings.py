@@ -8,9 +8,9 @@ import time
 class StepTimings:
     """Seconds per stage, summed over the steps since it was switched on. Off, it costs next to nothing.
 
-    Stages: ``prepare`` (deltas, input tensors), ``metadata`` (the attention backend's plan), ``receive`` (waiting for the
-    pipeline stage before), ``forward`` (model and logits), ``sample`` (tokens, and log probabilities of prompts), ``finish``
-    (making the output).
+    Stages: ``prepare`` (deltas, input tensors), ``metadata`` (the attention backend's plan, unless a graph is replayed),
+    ``receive`` (waiting for the pipeline stage before), ``forward`` (model and logits), ``sample`` (tokens, and log probabilities
+    of prompts), ``finish`` (making the output).
     """
 
     STAGES = ("prepare", "metadata", "receive", "forward", "sample", "finish")

@@ -5,22 +5,26 @@ from __future__ import annotations
 import gc
 import logging
 from collections.abc import Mapping
+from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 import torch
 
 from pegboard.config import EngineConfig
-from pegboard.contracts.attention import AttentionBackend, AttentionQuery
+from pegboard.contracts.graph_runner import GraphRunner, GraphTarget
 from pegboard.contracts.model import Model
 from pegboard.contracts.platform import Platform
 from pegboard.contracts.worker import Worker, rpc
-from pegboard.plugins.attention import select_attention
 from pegboard.plugins.lifecycle import WorkerContext
 from pegboard.plugins.parallel import head_layers, stage_layers
 from pegboard.wire import GrammarOutput, KVCacheConfig, KVCacheSpec, MemoryReport, ModelRunnerOutput, SchedulerOutput, World
+from pegboard_plugins.compilation.folder import code_folder, key_parts
+from pegboard_plugins.compilation.forward import LeftOut, compile_forward
 from pegboard_plugins.worker import dummy_step, memory
 from pegboard_plugins.worker.cache_engine import CacheEngine
 from pegboard_plugins.worker.dtypes import resolve_dtype
+from pegboard_plugins.worker.graph_target import graph_target
+from pegboard_plugins.worker.kv_precision import KVPrecision
 from pegboard_plugins.worker.links import Intermediate, Links, Stage
 from pegboard_plugins.worker.model_runner import ModelRunner
 from pegboard_plugins.worker.threads import threads_per_worker
@@ -37,7 +41,7 @@ class StandardWorker(Worker):
     """Model, attention backend, sampler and KV cache on one device, and the resident batch that plans change.
 
     With pipeline stages it holds the layers ``layers``; only the last stage has a sampler. Further RPC methods:
-    ``set_vocab_limit``, ``record_timings``, ``layer_range``.
+    ``set_vocab_limit``, ``record_timings``, ``layer_range``, ``attention_report``, ``graph_report``.
     """
 
     device: torch.device
@@ -63,6 +67,7 @@ class StandardWorker(Worker):
             memory.keep_freed_pages()
         self._dtype_name = resolve_dtype(self.config.dtype, self.composition.spec.dtype, self.platform)
         self.dtype = getattr(torch, self._dtype_name)
+        self._kv = KVPrecision(self.composition, self._dtype_name)
         self.extensions.update(self.composition.create_all("worker_extension"))
         log.info("rank %d: %s, %s, %d threads", self.world.rank, self.device, self._dtype_name, threads)
         self._take_place()
@@ -75,11 +80,12 @@ class StandardWorker(Worker):
         self._tell_of_model(model)
         widths = model.intermediate_widths(self.composition.spec) if self.links.pp is not None else {}
         stage = Stage(self.world, self.links.pp, widths, self.dtype, self.device)
+        self._attention = self._kv.attention(model, self._max_model_len, self.device, stage)
         self.runner = ModelRunner(
             self.config,
             self.composition.spec,
             model,
-            self._choose_attention(model),
+            self._attention.by_kind(),
             self.composition.create("sampler") if stage.is_last else None,
             self.device,
             self.extensions.values(),
@@ -87,12 +93,13 @@ class StandardWorker(Worker):
             self.composition.create_all("logits_processor") if stage.is_last else None,
             stage,
         )
-        self._window = self.links.common_window([layer.sliding_window for layer in model.attention_layers])
+        self.runner.graphs = self.composition.create("graph_runner", platform=self.platform)
         self._tidy()
 
     @torch.inference_mode()
     def compile_or_warm_up(self) -> None:
-        """A prefill, two decode shapes and the sampler: whatever initialises itself on first use does so now."""
+        """A prefill, two decode shapes and the sampler: whatever initialises itself on first use does so now. Then graphs are
+        captured."""
         rows = min(_WARM_UP_ROWS, self.config.scheduler.max_num_seqs)
         tokens = min(2 * self.config.kv_cache.block_size, self._max_model_len, self.config.scheduler.max_num_batched_tokens)
         cache = self.runner.cache
@@ -101,6 +108,7 @@ class StandardWorker(Worker):
             _, logits = self._dummy_forward(cache.device_caches, num_tokens, num_rows)
             if self.runner.sampler is not None and logits is not None:
                 dummy_step.run_sampler(self.runner.sampler, logits, self.runner.batch.vocab_limit)
+        self._capture_graphs()
         cache.clear_null_block()
 
     def check_health(self) -> None:
@@ -130,19 +138,29 @@ class StandardWorker(Worker):
         """The first decoder layer that this rank holds, and the one after its last."""
         return self.layers.start, self.layers.stop
 
+    @rpc("lifecycle")
+    def attention_report(self) -> list[dict[str, Any]]:
+        """See ``AttentionChoices.report``."""
+        return self._attention.report()
+
+    @rpc("lifecycle")
+    def graph_report(self) -> dict[str, Any]:
+        """The fields of ``GraphReport``: what is captured, or every reason why nothing is."""
+        return asdict(self._graphs.report)
+
     # memory ---------------------------------------------------------------------------------------------------------
 
     @torch.inference_mode()
     def determine_available_memory(self) -> MemoryReport:
         """A real forward and sampler on ``max_num_batched_tokens`` tokens, and what forks and prompt log probabilities take on
         top; activations are how far memory rose meanwhile."""
+        scheduler = self.config.scheduler
+        if self.config.compilation.torch_compile:  # what the compiler takes is not what steps take
+            self._dummy_forward(self._scratch_caches(), scheduler.max_num_batched_tokens, scheduler.max_num_seqs)
         self._tidy()
         before = self._memory_in_use()
         self._reset_peak()
-        scheduler = self.config.scheduler
-        caches = dummy_step.scratch_caches(
-            self.runner.model, self.runner.backend, self.config.kv_cache.block_size, self.dtype, self.device
-        )
+        caches = self._scratch_caches()
         hidden, logits = self._dummy_forward(caches, scheduler.max_num_batched_tokens, scheduler.max_num_seqs)
         if self.runner.sampler is not None and isinstance(hidden, torch.Tensor) and logits is not None:
             dummy_step.copy_for_forks(logits)
@@ -151,17 +169,21 @@ class StandardWorker(Worker):
             dummy_step.run_prompt_logprobs(self.runner.model, hidden, self.runner.batch.vocab_limit)
         self.platform.synchronize()
         activations = max(0, self._peak_memory() - before)
-        del hidden, caches
+        del hidden
+        self._tidy()
+        graphs = self._measure_graphs(caches)
+        del caches
         self._tidy()
         self.links.barrier()  # what others hold for a moment must not count as taken
         booked = sum(extension.on_memory_profile() for extension in self.extensions.values())
-        available, reason = self._available(activations, booked)
+        available, reason = self._available(activations, booked + graphs)
         report = MemoryReport(
             weights=self._weight_bytes,
             activations=activations,
             resident=memory.resident(),
             available=available,
             reason=reason,
+            graphs=graphs,
         )
         log.info("rank %d: %s", self.world.rank, report)
         return report
@@ -172,20 +194,17 @@ class StandardWorker(Worker):
                 block_size=self.config.kv_cache.block_size,
                 num_kv_heads=layer.num_kv_heads,
                 head_size=layer.head_size,
-                dtype=self._dtype_name,
-                sliding_window=self._window,
+                dtype=self._kv.name,
+                sliding_window=layer.sliding_window,
             )
             for layer in self.runner.model.attention_layers
         }
 
     def initialize_cache(self, kv_config: KVCacheConfig) -> None:
-        if len(kv_config.groups) != 1:
-            raise ValueError(
-                f"the layers store {len(kv_config.groups)} kinds of KV cache, which would need a block table each; "
-                "this worker keeps one: all layers must have the same number of key heads and the same head size"
-            )
         layers = self.runner.model.attention_layers
-        self.runner.cache = CacheEngine(kv_config, layers, type(self.runner.backend), self.dtype, self.device)
+        groups = [self._attention.group(group.layers) for group in kv_config.groups]
+        backends = {name: type(group.backend) for group in groups for name in group.layers}
+        self.runner.use_cache(CacheEngine(kv_config, layers, backends, self._kv.dtype, self.device), groups)
 
     # step -----------------------------------------------------------------------------------------------------------
 
@@ -210,6 +229,7 @@ class StandardWorker(Worker):
             raise ValueError(f"sleep: level {level!r} is neither 1 (KV cache) nor 2 (KV cache and weights)")
         if self.runner.batch.num_requests:
             raise RuntimeError(f"sleep: {self.runner.batch.num_requests} requests are running; finish or abort them first")
+        self._graphs.drop()
         if self.runner.cache is not None:
             self.runner.cache.release()
         if level == 2:
@@ -229,6 +249,8 @@ class StandardWorker(Worker):
             self._tidy()
         if (tags is None or "kv_cache" in tags) and self.runner.cache is not None and not self.runner.cache.device_caches:
             self.runner.cache.allocate()
+        if self.runner.model is not None and not self._graphs.report.sizes:
+            self._capture_graphs()
 
     # parts ----------------------------------------------------------------------------------------------------------
 
@@ -246,60 +268,56 @@ class StandardWorker(Worker):
         self.links = Links(self.composition, world, self.device, settings.step_timeout)
 
     def _make_model(self) -> Model:
-        composition = self.composition
+        composition, compiled = self.composition, self.config.compilation.torch_compile
         model: Model = composition.create(
             "model",
             dtype=self.dtype,
             device=self.device,
             world=self.world,
-            communicator=self.links.tp,
+            communicator=LeftOut(self.links.tp) if compiled and self.links.tp is not None else self.links.tp,
             layers=self.layers,
+            compiled=compiled,
         )
         with composition.create("weight_loader").open(composition.source, composition.spec) as weights:
-            model.load_weights(weights)
+            model.load_weights(self._kv.take_scales(weights))
+        if compiled:
+            folder = code_folder(key_parts(composition, self.world, self._dtype_name, self.device))
+            compile_forward(model, folder, self.device)
         return model
 
     def _tell_of_model(self, model: Model) -> None:
         for extension in self.extensions.values():
             extension.on_model_loaded(model)
 
-    def _choose_attention(self, model: Model) -> AttentionBackend:
-        """The backend for the first layer's query; it must serve the queries of the other layers too."""
-        queries = list(
-            dict.fromkeys(
-                AttentionQuery(
-                    device=self.device.type,
-                    dtype=self._dtype_name,
-                    kv_dtype=self._dtype_name,
-                    num_heads=layer.num_heads,
-                    num_kv_heads=layer.num_kv_heads,
-                    head_size=layer.head_size,
-                    block_size=self.config.kv_cache.block_size,
-                    sliding_window=layer.sliding_window,
-                    logits_soft_cap=layer.logits_soft_cap,
-                    alibi=layer.alibi_slopes is not None,
-                    sinks=layer.sinks is not None,
-                )
-                for layer in model.attention_layers
-            )
-        )
-        choice = select_attention(queries[0], self.composition)
-        for query in queries[1:]:
-            support = choice.backend.supports(query)
-            if not support.ok:
-                raise ValueError(
-                    f"attention backend {choice.provider.name!r} serves some layers of this model but not {query}: "
-                    f"{'; '.join(support.reasons)}; name another one with attention.backend"
-                )
-        backend: AttentionBackend = self.composition.make(choice.provider, query=queries[0], device=self.device)
-        return backend
+    def _scratch_caches(self) -> dict[str, torch.Tensor]:
+        runner, block_size = self.runner, self.config.kv_cache.block_size
+        return dummy_step.scratch_caches(runner.model, runner.groups, block_size, self._kv.dtype, self.device)
 
     def _dummy_forward(
         self, caches: dict[str, torch.Tensor], num_tokens: int, num_rows: int
     ) -> tuple[torch.Tensor | Intermediate, torch.Tensor | None]:
         lengths, runner = dummy_step.spread(num_tokens, num_rows, self._max_model_len), self.runner
         block_size = self.config.kv_cache.block_size
-        return dummy_step.run_forward(runner.model, runner.backend, caches, lengths, block_size, self.device, runner.stage)
+        return dummy_step.run_forward(runner.model, runner.groups, caches, lengths, block_size, self.device, runner.stage)
+
+    # graphs ---------------------------------------------------------------------------------------------------------
+
+    @property
+    def _graphs(self) -> GraphRunner:
+        assert self.runner.graphs is not None, "it comes with the model"
+        return self.runner.graphs
+
+    def _graph_target(self, caches: Mapping[str, torch.Tensor]) -> GraphTarget:
+        return graph_target(self.runner, caches, self.config, self.composition.spec, self.dtype, self.links.tp, self.extensions)
+
+    def _measure_graphs(self, caches: Mapping[str, torch.Tensor]) -> int:
+        """Nobody asks where the size of the KV cache is given."""
+        settings = self.config.kv_cache
+        return 0 if settings.memory or settings.num_blocks else self._graphs.measure(self._graph_target(caches))
+
+    def _capture_graphs(self) -> None:
+        if self.runner.cache is not None and self.runner.cache.device_caches:
+            self._graphs.capture(self._graph_target(self.runner.cache.device_caches))
 
     # measuring ------------------------------------------------------------------------------------------------------
 
@@ -307,14 +325,14 @@ class StandardWorker(Worker):
         settings, specs = self.config.kv_cache, self.get_kv_cache_specs()
         if self.device.type == "cpu":
             free = max(0, memory.host_memory()[0] // self.world.num_neighbours - activations)  # each worker here has a part of it
-            return memory.kv_budget(settings, specs, free, self.config.scheduler.max_num_seqs, self._max_model_len, booked)
+            return memory.kv_budget(settings, specs, free, self.config.scheduler, self._max_model_len, booked)
         if settings.memory is not None:
             return settings.memory, f"kv_cache.memory={settings.memory}"
         used, total = self.platform.memory()
         share = int(total * settings.memory_fraction)
         reason = (
             f"kv_cache.memory_fraction={settings.memory_fraction} of {total} bytes, less {used} in use, "
-            f"{activations} for activations and {booked} booked by extensions"
+            f"{activations} for activations and {booked} booked by extensions and graphs"
         )
         return max(0, share - used - activations - booked), reason
 
