@@ -39,6 +39,7 @@ if TYPE_CHECKING:
         EventSinkProvider,
         ExecutorProvider,
         GrammarProvider,
+        GraphRunnerProvider,
         KVAllocatorProvider,
         LogitsProcessorProvider,
         ModelProvider,
@@ -166,6 +167,41 @@ def attention_backends() -> Iterable[AttentionBackendProvider]:
     @hookimpl
     def attention_backends():
         yield AttentionBackendProvider(name="acme", target="acme_kernels:AcmeAttention", priority=5, summary="ACME kernels")
+    ```
+    """
+    return ()
+
+
+@hookspec
+def graph_runners() -> Iterable[GraphRunnerProvider]:
+    """Replays captured forwards, where device, model and attention backend can be captured. Named by
+    ``compilation.graph_runner``.
+
+    ```python
+    from pegboard.contracts.graph_runner import GraphReport, GraphRunner
+    from pegboard.plugins import GraphRunnerProvider, hookimpl
+
+    class NoGraphs(GraphRunner):
+        report = GraphReport(off=("this runner has none",))
+
+        def measure(self, target):
+            return 0
+
+        def capture(self, target):
+            return self.report
+
+        def fits(self, attention):
+            return False  # every step goes the usual way
+
+        def run(self, inputs):
+            raise RuntimeError("no step fits")
+
+        def drop(self):
+            pass
+
+    @hookimpl
+    def graph_runners():
+        yield GraphRunnerProvider(name="none", target=NoGraphs, summary="no graphs")
     ```
     """
     return ()
@@ -566,6 +602,24 @@ def configure(draft: PluginDraft) -> None:
             draft.set("scheduler.max_num_seqs", 32)
     ```
     """
+
+
+@hookspec
+def compile_cache_key(config: EngineConfig) -> str | None:
+    """Something that the code of a compiled model depends on, beyond what the compiler sees: with another answer, code is kept in
+    another folder. Called in each worker, where ``compilation.torch_compile`` is on. None: nothing.
+
+    ```python
+    import os
+
+    from pegboard.plugins import hookimpl
+
+    @hookimpl
+    def compile_cache_key(config):
+        return f"acme kernels, mode {os.environ.get('ACME_MODE', 'exact')}"
+    ```
+    """
+    return None
 
 
 @hookspec

@@ -93,6 +93,8 @@ def platforms(): return [PlatformProvider(name="cpu", target=Cpu)]
 @hookimpl
 def attention_backends(): return [AttentionBackendProvider(name="torch", target=Torch)]
 @hookimpl
+def graph_runners(): return [GraphRunnerProvider(name="default", target="nowhere:Graphs")]
+@hookimpl
 def schedulers(): return [SchedulerProvider(name="default", target="nowhere:Scheduler", capabilities={"async_steps"})]
 @hookimpl
 def request_queues(): return [RequestQueueProvider(name="fcfs", target=Queue)]

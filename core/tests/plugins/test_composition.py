@@ -48,6 +48,7 @@ class TestDefaults:
             "chunk_policy": "default",
             "preemption_policy": "recompute",
             "kv_allocator": "prefix",
+            "graph_runner": "default",
             "model": "tiny",
             "weight_loader": "dummy",
             "tokenizer": "hf",

@@ -71,6 +71,12 @@ def test_hook_validate() -> None:
     assert "auto is not for ACME" in problem.message
 
 
+def test_hook_compile_cache_key() -> None:
+    host = compose_with({"compile_cache_key": lambda config: f"acme for {config.dtype}"}, dtype="float32").host
+    assert host.hook.compile_cache_key(config=config(dtype="float32")) == ["acme for float32"]
+    assert compose_with({"compile_cache_key": lambda config: None}).host.hook.compile_cache_key(config=config()) == []
+
+
 # -- models ------------------------------------------------------------------------------------------------------------
 
 

@@ -58,6 +58,7 @@ CHOSEN_BY = {
     "chunk_policy": {"scheduler": {"chunking": "mine"}},
     "preemption_policy": {"scheduler": {"preemption": "mine"}},
     "kv_allocator": {"kv_cache": {"allocator": "mine"}},
+    "graph_runner": {"compilation": {"graph_runner": "mine"}},
     "weight_loader": {"load_format": "mine"},
     "sampler": {"sampling": {"sampler": "mine"}},
 }
@@ -75,6 +76,10 @@ def test_hook_executors() -> None:
 
 def test_hook_workers() -> None:
     part_is_chosen_by_name_alone("worker")
+
+
+def test_hook_graph_runners() -> None:
+    part_is_chosen_by_name_alone("graph_runner")
 
 
 def test_hook_schedulers() -> None:

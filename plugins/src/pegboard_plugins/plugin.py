@@ -14,6 +14,7 @@ from pegboard.plugins.provider import (
     EventSinkProvider,
     ExecutorProvider,
     GrammarProvider,
+    GraphRunnerProvider,
     KVAllocatorProvider,
     ModelProvider,
     PlatformProvider,
@@ -86,11 +87,20 @@ def attention_backends() -> Iterable[AttentionBackendProvider]:
 
 
 @hookimpl
+def graph_runners() -> Iterable[GraphRunnerProvider]:
+    yield GraphRunnerProvider(
+        name="default",
+        target=f"{_HERE}.graphs.runner:DecodeGraphRunner",
+        summary="decode steps, captured at several batch sizes",
+    )
+
+
+@hookimpl
 def schedulers() -> Iterable[SchedulerProvider]:
     yield SchedulerProvider(
         name="default",
         target=f"{_HERE}.scheduling.scheduler:DefaultScheduler",
-        capabilities=frozenset({"async_steps", "grammars", "prompt_logprobs"}),
+        capabilities=frozenset({"async_steps", "grammars", "prompt_logprobs", "windows"}),
         summary="continuous batching with mixed prefill and decode, composed of policies",
     )
 
@@ -151,6 +161,15 @@ def models() -> Iterable[ModelProvider]:
         capabilities=frozenset({"tp", "pp"}),
         architectures=("LlamaForCausalLM", "MistralForCausalLM", "Qwen2ForCausalLM", "Qwen3ForCausalLM"),
         summary="Llama, Mistral, SmolLM, Qwen2, Qwen3",
+    )
+    yield ModelProvider(
+        name="gemma",
+        target=f"{_HERE}.models.gemma:GemmaForCausalLM",
+        spec=f"{_HERE}.models.spec:gemma_spec",
+        parallel=f"{_HERE}.models.spec:gemma_parallel",
+        capabilities=frozenset({"tp", "pp"}),
+        architectures=("Gemma2ForCausalLM", "Gemma3ForCausalLM", "Gemma3ForConditionalGeneration"),
+        summary="Gemma 2, Gemma 3 (text)",
     )
     yield ModelProvider(
         name="transformers",

@@ -48,7 +48,8 @@ class Ranks:
         self.reports = self.executor.determine_available_memory()
         self.measured = kv_cache_config(prepared.config.kv_cache, self.specs, self.reports)
         fewer = prepared.config.kv_cache.model_copy(update={"num_blocks": BLOCKS - 1})
-        self.executor.initialize_from_config(kv_cache_config(fewer, self.specs, self.reports))
+        kv_config = kv_cache_config(fewer, self.specs, self.reports)
+        self.executor.initialize_from_config(kv_config)
         self.driver = PlanDriver(
             self.executor.execute_model,
             num_slots=SLOTS,
@@ -57,6 +58,7 @@ class Ranks:
             sample=self.executor.sample_tokens,
             vocab_size=prepared.composition.spec.vocab_size,
             sends_tokens=pp > 1,
+            windows=kv_config.windows,
         )
 
     @property

@@ -114,19 +114,15 @@ def test_the_head_counts_where_layers_are_spread(open_llm: Any, tmp_path: Path) 
 
 
 def test_windows_that_differ_between_stages(open_llm: Any, tmp_path: Path) -> None:
-    """Some stage has layers of one kind only, but the block table is one for all."""
+    """A stage that has layers of one kind only keeps the block tables of both: a plan speaks of them to all."""
     kinds = ["sliding_attention", "sliding_attention", "full_attention", "full_attention"]
     window = {"use_sliding_window": True, "sliding_window": 9, "max_window_layers": 0, "layer_types": kinds}
     folder = make_checkpoint(tmp_path, "Qwen2ForCausalLM", num_layers=4, config_overrides=window)
     llm = open_llm(folder, 1, 2)
     specs = llm.engine.collective_rpc("get_kv_cache_specs")
-    assert {spec.sliding_window for rank in specs for spec in rank.values()} == {None}
+    assert [{spec.sliding_window for spec in rank.values()} for rank in specs] == [{9}, {None}]
     assert answers(llm) == answers(open_llm(folder))
-    folder = make_checkpoint(
-        tmp_path / "all", "Qwen2ForCausalLM", num_layers=4, config_overrides={**window, "layer_types": kinds[:1] * 4}
-    )
-    specs = open_llm(folder, 1, 2).engine.collective_rpc("get_kv_cache_specs")
-    assert {spec.sliding_window for rank in specs for spec in rank.values()} == {9}
+    assert llm.stats().num_passed_blocks > 0
 
 
 def test_every_stage_sizes_its_own_layers_and_the_fullest_decides(ranks: Any, tmp_path: Path) -> None:

@@ -46,7 +46,7 @@ def test_tokens_and_logprobs_are_those_of_one_rank(ranks: Any, tmp_path: Path, h
             assert {spec.num_kv_heads for spec in specs.values()} == {own}
             assert {layer.num_heads for layer in worker.runner.model.attention_layers} == {heads // tp}
             assert {cache.shape[1:] for cache in worker.runner.cache.device_caches.values()} == {
-                type(worker.runner.backend).kv_cache_shape(1, 8, own, 64 // heads)[1:]
+                type(worker.runner.backends[0]).kv_cache_shape(1, 8, own, 64 // heads)[1:]
             }
         assert several.measured.num_blocks == one.measured.num_blocks * key_heads // own, "as many as fit, of what a rank stores"
         assert_equal_keys(several, heads, key_heads)
@@ -69,6 +69,8 @@ def assert_equal_keys(several: Any, heads: int, key_heads: int) -> None:
         ("Qwen3ForCausalLM", {"vocab_size": 1001, "config_overrides": {"attention_bias": True}}),
         ("LlamaForCausalLM", {"config_overrides": {"attention_bias": True, "mlp_bias": True}, "vocab_size": 1002}),
         ("MistralForCausalLM", {"config_overrides": {"sliding_window": 9}, "hidden_size": 50, "head_dim": 16}),
+        ("Gemma2ForCausalLM", {"vocab_size": 1001, "tie_word_embeddings": True, "head_dim": 24}),
+        ("Gemma3ForCausalLM", {"vocab_size": 1003, "hidden_size": 50, "head_dim": 16}),
     ],
 )
 def test_architectures_biases_norms_and_odd_sizes(ranks: Any, tmp_path: Path, architecture: str, options: Any) -> None:

@@ -4,6 +4,7 @@ from typing import TYPE_CHECKING, Any
 
 from pegboard.config.models import (
     AttentionConfig,
+    CompilationConfig,
     EngineConfig,
     ExecutorConfig,
     KVCacheSettings,
@@ -38,6 +39,7 @@ _LATER = {
 
 __all__ = [
     "AttentionConfig",
+    "CompilationConfig",
     "ConfigDraft",
     "ConfigError",
     "EngineConfig",

@@ -17,7 +17,24 @@ from pegboard.plugins.requirements import parse_requirement
 
 def cross_field_problems(config: EngineConfig) -> Iterator[Problem]:
     """Fields that are right by themselves and cannot be together. ``Problem.where`` is the path of the first of them."""
+    yield from _compilation_problems(config)
     yield from _plugin_list_problems(config.plugins)
+
+
+def _compilation_problems(config: EngineConfig) -> Iterator[Problem]:
+    settings, most = config.compilation, config.scheduler.max_num_seqs
+    if settings.enforce_eager and settings.torch_compile:
+        yield Problem(
+            "compilation.torch_compile",
+            "nothing is compiled while compilation.enforce_eager is true",
+            "set one of the two to false",
+        )
+    if settings.capture_sizes is not None and (large := [size for size in settings.capture_sizes if size > most]):
+        yield Problem(
+            "compilation.capture_sizes",
+            f"no step has {large[0]} rows: scheduler.max_num_seqs is {most}",
+            f"take out sizes above {most}, or raise scheduler.max_num_seqs",
+        )
 
 
 def _plugin_list_problems(plugins: PluginsConfig) -> Iterator[Problem]:

@@ -27,6 +27,7 @@ from pegboard.config.values import (
 __all__ = [
     "AttentionConfig",
     "ByteSize",
+    "CompilationConfig",
     "EngineConfig",
     "ExecutorConfig",
     "KVCacheSettings",
@@ -113,6 +114,9 @@ class KVCacheSettings(Section):
     allocator: Annotated[Text, PartName("kv_allocator", auto=True)] = Field(
         default="auto", description="KV allocator: auto, paged, prefix, or another provider's name"
     )
+    dtype: Literal["auto", "float32", "bfloat16", "float16", "int8", "fp8", "fp8_e4m3"] = Field(
+        default="auto", description="precision of stored keys and values: auto (that of the model), or another; fp8 is fp8_e4m3"
+    )
     block_size: PositiveInt = Field(default=16, description="tokens per block")
     memory: ByteSize | None = Field(default=None, description="bytes for the KV cache of each worker; default: measured")
     num_blocks: PositiveInt | None = Field(default=None, description="exact number of usable blocks; overrides memory")
@@ -128,6 +132,19 @@ class AttentionConfig(Section):
     backend: Annotated[Text, PartName("attention", auto=True, paired=True)] = Field(
         default="auto", description="attention backend: auto, a provider's name, or two of them: prefill,decode"
     )
+
+
+class CompilationConfig(Section):
+    graph_runner: Annotated[Text, PartName("graph_runner")] = Field(
+        default="default", description="graph runner: replays captured forwards; a provider's name"
+    )
+    enforce_eager: bool = Field(default=False, description="launch every operation as it comes: no graphs, nothing compiled")
+    capture_sizes: tuple[PositiveInt, ...] | None = Field(
+        default=None,
+        description="rows of the decode steps to capture, to which others are padded; default: 1, 2, 4, 8, then in steps of 8 "
+        "and more, up to scheduler.max_num_seqs",
+    )
+    torch_compile: bool = Field(default=False, description="compile the model's forward with torch.compile")
 
 
 class SamplingConfig(Section):
@@ -221,6 +238,7 @@ class EngineConfig(Section):
     scheduler: SchedulerConfig = Field(default_factory=SchedulerConfig, description="which requests run in a step")
     kv_cache: KVCacheSettings = Field(default_factory=KVCacheSettings, description="memory for keys and values")
     attention: AttentionConfig = Field(default_factory=AttentionConfig, description="attention kernels")
+    compilation: CompilationConfig = Field(default_factory=CompilationConfig, description="graphs and compiled code")
     sampling: SamplingConfig = Field(default_factory=SamplingConfig, description="how tokens are chosen")
     structured_outputs: StructuredOutputsConfig = Field(
         default_factory=StructuredOutputsConfig, description="answers that belong to a language"

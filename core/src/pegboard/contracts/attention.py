@@ -92,7 +92,8 @@ class CommonAttentionMetadata:
     seq_lens: np.ndarray
     """[B] int32: tokens in the cache after this step, those of this step included."""
     block_table: torch.Tensor
-    """[B, max_blocks] int32: block ids; entries past a row's length are undefined but valid ids."""
+    """[B, max_blocks] int32: block ids; entries past a row's length are undefined but valid ids. So are those of tokens that none
+    of the row's new ones sees through the sliding window of the group: these blocks may be others' by now."""
     slot_mapping: torch.Tensor
     """[T] int64: ``block_id * block_size + offset`` where each token's key and value go."""
     block_size: int
@@ -102,7 +103,8 @@ class CommonAttentionMetadata:
 
 
 class AttentionBackend(abc.ABC):
-    """One instance per worker and layer group. Constructed with ``query`` (an ``AttentionQuery`` it supports).
+    """One instance per worker and group of layers that share a block table. Constructed with ``query`` (an ``AttentionQuery`` it
+    supports).
 
     Invariants: ``forward`` writes exactly the cache slots of ``slot_mapping`` and the rows of ``out`` that have tokens; it
     writes all of them before it reads any, because rows may share blocks that another row of the same step fills;
@@ -111,8 +113,9 @@ class AttentionBackend(abc.ABC):
 
     name: ClassVar[str]
     graph_support: ClassVar[GraphSupport] = "never"
-    """Of which steps a graph can be captured: ``decode_only`` are those whose rows have one token each. A backend that says so
-    has ``graph_metadata`` and ``refill``."""
+    """Of which steps a graph can be captured: ``decode_only`` are those whose rows have one token each. A backend that says
+    ``decode_only`` or ``always`` has ``graph_metadata`` and ``refill``, which are for such steps; one that says ``always`` can
+    also be captured on what ``build_metadata`` gives for other steps, and replayed on the same step."""
     kv_layout: ClassVar[str] = ""
     """Names of the dimensions of ``kv_cache_shape``, such as "block kv head token dim". Backends with the same layout and shape
     can work on one cache; with an empty one a backend works on its own only."""

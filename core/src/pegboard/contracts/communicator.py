@@ -47,6 +47,8 @@ class Communicator(abc.ABC):
 
     rank: int
     world_size: int
+    capturable: bool = False
+    """Whether ``all_reduce`` and ``all_gather`` only put work on the device, so that a graph can be captured of them."""
 
     @abc.abstractmethod
     def all_reduce(self, tensor: torch.Tensor) -> torch.Tensor:

@@ -44,15 +44,23 @@ class ModelSpec:
     """The checkpoint's own configuration (Hugging Face key names)."""
 
 
+@dataclass(frozen=True, slots=True)
+class AttentionGroup:
+    """Layers that share a block table, in one step."""
+
+    backend: AttentionBackend
+    metadata: Any
+    """The backend's own, from ``build_metadata``."""
+
+
 @dataclass(slots=True)
 class ForwardContext:
     """What layers need of the step. Passed explicitly; there is no global."""
 
-    metadata: Any
-    """The backend's own, from ``build_metadata``."""
+    attention: Mapping[str, AttentionGroup]
+    """By the name of the attention layer. Layers of one group have the same object."""
     kv_caches: Mapping[str, torch.Tensor] | None
-    """Per attention layer; None in the memory phase, when attention runs without a cache."""
-    backend: AttentionBackend
+    """By the name of the attention layer; None where attention runs without a cache, and looks at no group."""
     prompt_lens: torch.Tensor | None = None
     """[T] prompt tokens of each token's request, the whole prompt even if it comes in chunks and also when tokens generated
     earlier are computed again. Needed only by models with ``ModelSpec.prompt_length_rope``."""
@@ -66,12 +74,18 @@ class Model(abc.ABC):
       (``pp_rank`` of ``pp_size``) share the model;
     - ``communicator``: among the ranks of this stage, None where there is one. Stages are joined by the worker;
     - ``layers``: the range of decoder layers that this stage holds (see ``pegboard.plugins.parallel.stage_layers``). The first
-      stage also holds the embedding, the last one the final norm and the head.
+      stage also holds the embedding, the last one the final norm and the head;
+    - ``compiled``: whether torch.compile will compile ``forward``. ``communicator`` has only its collectives then.
 
     Invariants: after ``load_weights`` every parameter of this rank has been set from the checkpoint exactly once, or loading
     raised; ``forward`` keeps no state between steps; rows do not influence each other. All ranks of a stage call ``forward`` and
     ``compute_logits`` together, with equal arguments, and get results that are equal bit by bit.
     """
+
+    capturable: bool = False
+    """Declares that ``forward`` does the same operations for all steps of one size, on the device alone: it looks at no value,
+    waits for nothing, copies nothing from the host, and keeps rows apart whatever padding rows hold. Graphs and torch.compile
+    need it."""
 
     @classmethod
     def checkpoint_tensors(cls, spec: ModelSpec) -> Mapping[str, tuple[int, ...]] | None:

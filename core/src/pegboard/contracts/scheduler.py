@@ -70,7 +70,9 @@ class Scheduler(abc.ABC):
     - ``grammars``: rows of requests with a grammar that sample are listed in ``grammar_slots``, their masks given out by
       ``grammar_output``, their tokens accepted, and a request ends with its grammar (``FINISHED_STOPPED``);
     - ``prompt_logprobs``: a request that wants them has every prompt position computed that has not been reported yet, also
-      where a prefix is cached, and reports each once.
+      where a prefix is cached, and reports each once;
+    - ``windows``: it gives up blocks behind the sliding windows of ``kv_config.groups`` (see ``KVCacheManager``), so that a
+      request of ``kv_config.tokens_per_request`` tokens fits. Without it the groups of ``kv_config`` have no windows.
 
     Requests of one ``group`` may be computed as if they had nothing in common; sharing is an optimisation.
 

@@ -169,6 +169,10 @@ class WorkerExtension:
     not change what they are given; what they raise fails the step.
     """
 
+    capturable: bool = True
+    """False for an extension that looks inside of ``forward``, by hooks on a model's modules for instance: a replayed graph would
+    pass it by, so there are none while it is on."""
+
     def on_model_loaded(self, model: Any) -> None:
         """After ``load_model``, before memory is measured and graphs are captured; and after ``wake_up`` has made the model anew,
         for which nobody may hold the old one."""
@@ -180,7 +184,8 @@ class WorkerExtension:
     def before_forward(self, plan: SchedulerOutput) -> None: ...
 
     def after_forward(self, plan: SchedulerOutput, hidden: Any) -> None:
-        """``hidden``: what the model's ``forward`` returned, on pipeline stages but the last a mapping of tensors."""
+        """``hidden``: what the model's ``forward`` returned, on pipeline stages but the last a mapping of tensors. The next step
+        may overwrite it."""
 
     def after_sample(self, plan: SchedulerOutput, output: ModelRunnerOutput) -> None:
         """On the last pipeline stage, where there are results."""

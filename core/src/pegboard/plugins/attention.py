@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from pegboard.contracts.attention import AttentionBackend, AttentionQuery, Support
 from pegboard.plugins.attention_pair import pair, unpairable
 from pegboard.plugins.checks import load_target
+from pegboard.plugins.discovery import OWN_DISTRIBUTIONS
 from pegboard.plugins.errors import CompositionError, PluginError
 from pegboard.plugins.parts import AUTO, ask, why_chosen
 from pegboard.plugins.provider import AttentionBackendProvider, Provider
@@ -31,7 +32,8 @@ class AttentionChoice:
 
 def select_attention(query: AttentionQuery, composition: Composition) -> AttentionChoice:
     """The backend for ``query``. A named one must support it, and so must both of "prefill,decode", which must also be able to
-    share a cache; for "auto" ``select_attention_backend`` decides, then the highest priority among those that support it.
+    share a cache; for "auto" ``select_attention_backend`` decides, then the highest priority among those that support it. A
+    warning tells of one that fails, and of one that would have come first but cannot serve the query.
 
     Raises ``CompositionError`` when none does, with every candidate's reasons.
     """
@@ -92,6 +94,7 @@ def _named(name: str, query: AttentionQuery, host: PluginHost) -> AttentionChoic
 def _auto(query: AttentionQuery, host: PluginHost) -> AttentionChoice:
     backends: dict[str, tuple[AttentionBackendProvider, Any]] = {}
     reasons: list[str] = []
+    unable: list[tuple[AttentionBackendProvider, str]] = []
     for name, provider in host.automatic("attention").items():
         assert isinstance(provider, AttentionBackendProvider)
         try:
@@ -105,6 +108,7 @@ def _auto(query: AttentionQuery, host: PluginHost) -> AttentionChoice:
             backends[name] = (provider, backend)
         else:
             reasons.append(f"{name}: {', '.join(support.reasons)}")
+            unable.append((provider, ", ".join(support.reasons)))
     if not backends:
         raise CompositionError([f"attention: no backend can serve {query}", *reasons])
     chosen = ask(host, "select_attention_backend", query=query, candidates={n: p for n, (p, _) in backends.items()})
@@ -113,8 +117,18 @@ def _auto(query: AttentionQuery, host: PluginHost) -> AttentionChoice:
     else:
         chosen = min(backends, key=lambda n: (-backends[n][0].priority, n))
         why = f"{chosen}: supports the query, priority {backends[chosen][0].priority}"
+    for provider, problem in unable:
+        if provider.priority > backends[chosen][0].priority and _expected(provider, query, host):
+            logger.warning("attention: backend %r of %s is skipped: %s", provider.name, host.label(provider), problem)
     left = [f"{n}: supports the query, priority {p.priority}" for n, (p, _) in backends.items() if n != chosen]
     return AttentionChoice(*backends[chosen], (why, *left, *reasons))
+
+
+def _expected(provider: Provider, query: AttentionQuery, host: PluginHost) -> bool:
+    """Whether anybody counts on it: our own packages' for accelerators are no loss on a processor."""
+    record = host.record(provider.plugin)
+    own = record is not None and record.distribution in OWN_DISTRIBUTIONS
+    return not own or query.device.split(":")[0] != "cpu"
 
 
 def _support(backend: Any, query: AttentionQuery, label: str) -> Support:

@@ -36,6 +36,7 @@ NAMED_PARTS: Final = (
     ("sampling.logits_processors", "logits_processor"),
     ("structured_outputs.backend", "grammar"),
     ("attention.backend", "attention"),
+    ("compilation.graph_runner", "graph_runner"),
     ("observability.event_sinks", "event_sink"),
     ("observability.stat_loggers", "stat_logger"),
 )

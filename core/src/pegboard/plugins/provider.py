@@ -118,6 +118,11 @@ class AttentionBackendProvider(Provider):
 
 
 @dataclass(frozen=True, kw_only=True)
+class GraphRunnerProvider(Provider):
+    kind = _kind("graph_runner", "graph_runners", "graph_runner:GraphRunner", "replays captured forwards")
+
+
+@dataclass(frozen=True, kw_only=True)
 class SchedulerProvider(Provider):
     """Capabilities: async_steps, grammars, prompt_logprobs."""
 

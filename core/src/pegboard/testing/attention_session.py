@@ -1,8 +1,8 @@
 """Rows in a paged cache, driven through an attention backend and compared with plain attention. Needs torch.
 
 The session keeps every row's keys and values densely in float64, hands out shuffled blocks, fills what nobody has written with
-NaN and block-table entries past a row's end with other rows' blocks, as an engine may. So it sees a backend that reads
-what is not the row's own.
+NaN, and block-table entries past a row's end and behind its window with other rows' blocks, as an engine may. So it sees a
+backend that reads what is not the row's own.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ import torch
 
 from pegboard.contracts.attention import AttentionBackend, AttentionLayer, AttentionQuery, CommonAttentionMetadata
 from pegboard.testing.reference_attention import attend, from_stored, to_stored
+from pegboard.testing.windows import first_seen
 
 TOLERANCE = {"float32": (1e-5, 1e-5), "float16": (4e-3, 4e-3), "bfloat16": (3e-2, 2e-2)}
 """(absolute, relative) against float64, for keys, queries and values drawn from N(0, 1). bfloat16 has 8 bits: scores and
@@ -124,8 +125,9 @@ class AttentionSession:
         rows = [self.rows[name] for name, _ in new]
         width = max((len(row.blocks) for row in rows), default=0) + spare_columns
         table = self._rng.integers(0, self._num_blocks, (len(rows), width)).astype(np.int32)
-        for i, row in enumerate(rows):
-            table[i, : len(row.blocks)] = row.blocks
+        for i, (row, (_, tokens)) in enumerate(zip(rows, new, strict=True)):
+            behind = first_seen(row.length - tokens, q.sliding_window, q.block_size)
+            table[i, behind : len(row.blocks)] = row.blocks[behind:]
         common = CommonAttentionMetadata(
             query_start_loc=np.cumsum([0, *(tokens for _, tokens in new)]).astype(np.int32),
             seq_lens=np.array([row.length for row in rows], np.int32),

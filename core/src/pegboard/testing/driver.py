@@ -92,11 +92,11 @@ def expected_output(
 
 @dataclass(slots=True)
 class _InFlight:
-    """A plan whose result is outstanding. ``writes``: the (group, block) pairs that it writes."""
+    """A plan whose result is outstanding. ``writes``: the blocks that it writes."""
 
     plan: SchedulerOutput
     output: ModelRunnerOutput
-    writes: set[tuple[int, int]]
+    writes: set[int]
     encoded: bytes
 
 
@@ -179,11 +179,11 @@ class SchedulerDriver:
                 self.in_flight.append(_InFlight(plan, output, self.runner.mirror.written_blocks(plan), encode(plan)))
         return plan
 
-    def _given_blocks(self, plan: SchedulerOutput) -> set[tuple[int, int]]:
+    def _given_blocks(self, plan: SchedulerOutput) -> set[int]:
         """Blocks that the plan hands out to be written: all new ones but prefix hits."""
         size = self.runner.mirror.block_size
         tables = [[blocks[new.num_computed_tokens // size :] for blocks in new.block_ids] for new in plan.new_requests]
-        return {(group, b) for table in [*tables, *plan.block_ids] for group, blocks in enumerate(table) for b in blocks}
+        return {block for table in [*tables, *plan.block_ids] for blocks in table for block in blocks}
 
     def book(self) -> list[EngineCoreOutput]:
         """Give the scheduler the oldest outstanding result."""

@@ -13,6 +13,7 @@ from pegboard.contracts.executor import ALL, Executor, ExecutorFailed, Ranks, Wo
 from pegboard.contracts.worker import Worker, resolve_method
 from pegboard.testing.fake_grammars import allowed_by, first_allowed
 from pegboard.testing.mirror import MirrorRow, MirrorWorker
+from pegboard.testing.windows import first_token
 from pegboard.wire import (
     GrammarOutput,
     KVCacheConfig,
@@ -75,10 +76,15 @@ def fake_prompt_logprobs(token_ids: Sequence[int]) -> list[Logprobs]:
     return entries[1:]
 
 
-def fake_kv_config(num_blocks: int, block_size: int = 16, num_groups: int = 1, num_host_blocks: int = 0) -> KVCacheConfig:
-    """``num_blocks`` counts the null block."""
-    spec = KVCacheSpec(block_size=block_size, num_kv_heads=1, head_size=8, dtype="float32")
-    groups = [KVCacheGroup(layers=[f"layers.{i}"], spec=spec) for i in range(num_groups)]
+def fake_kv_config(
+    num_blocks: int, block_size: int = 16, windows: Sequence[int | None] = (None,), num_host_blocks: int = 0
+) -> KVCacheConfig:
+    """``num_blocks`` counts the null block; ``windows`` has one entry per KV-cache group."""
+    specs = [
+        KVCacheSpec(block_size=block_size, num_kv_heads=1, head_size=8, dtype="float32", sliding_window=window)
+        for window in windows
+    ]
+    groups = [KVCacheGroup(layers=[f"layers.{i}"], spec=spec) for i, spec in enumerate(specs)]
     return KVCacheConfig(num_blocks=num_blocks, groups=groups, num_host_blocks=num_host_blocks)
 
 
@@ -95,7 +101,7 @@ class FakeRunner:
         self.fail_rows: dict[str, str] = {}
         """Request id to the message with which its row fails."""
         self.num_steps = 0
-        self._cache: dict[tuple[int, int], list[int]] = {}
+        self._cache: dict[int, list[int]] = {}
         self._prefixes: dict[int, list[int]] = {}
 
     def execute_model(self, plan: SchedulerOutput, grammar: GrammarOutput | None = None) -> ModelRunnerOutput:
@@ -148,22 +154,25 @@ class FakeRunner:
         for token in token_ids[len(prefixes) : computed + count]:
             prefixes.append(zlib.crc32(token.to_bytes(8, "little", signed=True), prefixes[-1] if prefixes else 0))
         num_blocks = len(prefixes) // size if row.due_copies else -(-len(prefixes) // size)
-        for group, blocks in enumerate(row.block_ids):
+        for group, (blocks, window) in enumerate(zip(row.block_ids, self.mirror.kv_config.windows, strict=True)):
+            data = [prefix ^ group << 32 for prefix in prefixes]  # other layers' data are others
+            seen = first_token(computed, window)
             for place, block_id in enumerate(blocks[:num_blocks]):
                 start = place * size
-                entry = self._cache.setdefault((group, block_id), [0] * size)
-                first = min(max(computed - start, 0), size)
-                assert entry[:first] == prefixes[start : start + first], (
-                    f"slot {slot} ({row.request_id!r}): block {block_id} (place {place}) holds other data"
+                if start + size <= seen:
+                    continue
+                entry = self._cache.setdefault(block_id, [0] * size)
+                first, begin = min(max(computed - start, 0), size), max(seen - start, 0)
+                assert entry[begin:first] == data[start + begin : start + first], (
+                    f"slot {slot} ({row.request_id!r}): block {block_id} (place {place} of group {group}) holds other data"
                 )
-                fresh = prefixes[start + first : start + size]
+                fresh = data[start + first : start + size]
                 entry[first : first + len(fresh)] = fresh
 
     def _copy_blocks(self, plan: SchedulerOutput) -> None:
-        for group in range(len(self.mirror.kv_config.groups)):
-            for source, destination in plan.block_copies:
-                if (group, source) in self._cache:
-                    self._cache[group, destination] = list(self._cache[group, source])
+        for source, destination in plan.block_copies:
+            if source in self._cache:
+                self._cache[destination] = list(self._cache[source])
 
 
 class BootingWorker(Worker):

@@ -9,6 +9,7 @@ from typing import Any
 import msgspec
 
 from pegboard.contracts.kv_allocator import NULL_BLOCK
+from pegboard.testing.windows import first_seen
 from pegboard.wire import PLACEHOLDER_TOKEN, KVCacheConfig, NewRequestData, SamplingParams, SchedulerOutput
 
 _ENCODER = msgspec.msgpack.Encoder()
@@ -34,7 +35,8 @@ class MirrorRow:
 class MirrorWorker:
     """Applies each plan in the order that ``pegboard.wire.scheduler_output`` prescribes, after a round trip through msgpack.
 
-    ``rows`` maps slots to what a worker must know by now. ``keeps_samples`` False is a worker that does not see the samples:
+    ``rows`` maps slots to what a worker must know by now; behind the window of a KV-cache group they have null blocks, whatever
+    the plans said, for what is there may belong to others. ``keeps_samples`` False is a worker that does not see the samples:
     it learns tokens from plans alone. All complaints are ``AssertionError``.
     """
 
@@ -62,6 +64,8 @@ class MirrorWorker:
         assert received.step_id > self.last_step, f"step {received.step_id} after step {self.last_step}"
         self.last_step = received.step_id
         self._leave(received)
+        for row in self.rows.values():
+            row.block_ids = self._seen(row.block_ids, row.num_computed)
         self._move_blocks(received)
         for new in received.new_requests:
             self._enter(new, new.slot in received.fork_slots)
@@ -103,7 +107,7 @@ class MirrorWorker:
         assert PLACEHOLDER_TOKEN not in new.token_ids, "a new request with unknown tokens"
         known = len(new.token_ids)
         assert 0 <= new.num_computed_tokens < known + forked, "a new request with nothing to compute"
-        self._check_blocks(new.block_ids)
+        self._check_blocks(new.block_ids, new.num_computed_tokens)
         self.rows[new.slot] = MirrorRow(
             request_id=new.request_id,
             token_ids=list(new.token_ids),
@@ -119,18 +123,32 @@ class MirrorWorker:
         assert len(set(plan.block_slots)) == len(plan.block_slots), "blocks of one request in two entries"
         for slot, block_ids in zip(plan.block_slots, plan.block_ids, strict=True):
             self._check_blocks(block_ids)
+            held = {block for blocks in self.rows[slot].block_ids for block in blocks}
             for blocks, added in zip(self.rows[slot].block_ids, block_ids, strict=True):
-                assert not set(blocks) & set(added), f"slot {slot} is given a block that it has"
+                assert not held & set(added), f"slot {slot} is given a block that it has"
                 blocks += added
         for slot, token_ids in zip(plan.token_slots, plan.token_ids, strict=True):
             assert not self.keeps_samples, f"slot {slot} is sent tokens that its worker has sampled itself"
             self.rows[slot].token_ids += token_ids
 
-    def _check_blocks(self, block_ids: Sequence[Sequence[int]]) -> None:
-        for blocks in block_ids:
-            assert len(set(blocks)) == len(blocks), f"a block twice in one table: {blocks}"
-            for block_id in blocks:
-                assert NULL_BLOCK < block_id < self.kv_config.num_blocks, f"no block {block_id}"
+    def _check_blocks(self, block_ids: Sequence[Sequence[int]], num_computed: int = 0) -> None:
+        """New entries of tables, which may be null blocks where a token after ``num_computed`` others looks at nothing."""
+        firsts = [first_seen(num_computed, window, self.block_size) for window in self.kv_config.windows]
+        needed = [block for blocks, first in zip(block_ids, firsts, strict=True) for block in blocks[first:]]
+        spare = [
+            block for blocks, first in zip(block_ids, firsts, strict=True) for block in blocks[:first] if block != NULL_BLOCK
+        ]
+        assert len(set(needed + spare)) == len(needed + spare), f"a block twice in the tables of one request: {block_ids}"
+        for block_id in needed + spare:
+            assert NULL_BLOCK < block_id < self.kv_config.num_blocks, f"no block {block_id}"
+
+    def _seen(self, block_ids: Sequence[Sequence[int]], num_computed: int) -> list[list[int]]:
+        """Tables with null blocks where a token after ``num_computed`` others looks at nothing."""
+        seen = []
+        for blocks, window in zip(block_ids, self.kv_config.windows, strict=True):
+            first = min(first_seen(num_computed, window, self.block_size), len(blocks))
+            seen.append([NULL_BLOCK] * first + list(blocks[first:]))
+        return seen
 
     # -- checking what is to be computed -------------------------------------------------------------------------------
 
@@ -142,7 +160,7 @@ class MirrorWorker:
         drafts = dict(zip(plan.spec_slots, plan.spec_token_ids, strict=True))
         assert drafts.keys() <= set(plan.slots), "drafts for a row that is not in the plan"
         forked = set(plan.fork_slots)
-        written: dict[tuple[int, int], int] = {}
+        written: dict[int, int] = {}
         begins = {slot: row.num_computed for slot, row in self.rows.items()}
         for slot, count, computed, num_to_sample in zip(
             plan.slots, plan.num_scheduled_tokens, plan.num_computed_tokens, plan.num_to_sample, strict=True
@@ -161,8 +179,7 @@ class MirrorWorker:
             for block in self._written_by(slot, computed, end):
                 assert written.setdefault(block, slot) == slot, f"two rows write block {block}"
             row.num_computed = end
-        copied = {(group, block) for _, block in plan.block_copies for group in range(len(self.kv_config.groups))}
-        self._check_shared(written, begins, copied)
+        self._check_shared(written, begins, {block for _, block in plan.block_copies})
 
     def _check_forks(self, plan: SchedulerOutput) -> None:
         """A forked row enters with its source's prompt, all of which it counts as computed, in a plan whose last prompt token
@@ -182,32 +199,33 @@ class MirrorWorker:
             )
             assert plan.num_to_sample[row_of[slot]] == plan.num_to_sample[row_of[origin]] == 1, f"{place}: both sample one token"
             full, partial = divmod(row.prompt_len, self.block_size)
-            for blocks, originals in zip(row.block_ids, source.block_ids, strict=True):
+            own, others = self._seen(row.block_ids, row.prompt_len), self._seen(source.block_ids, row.prompt_len)
+            for blocks, originals in zip(own, others, strict=True):
                 assert blocks[:full] == originals[:full], f"{place}, does not share its full blocks"
                 if partial:
                     row.due_copies.append((originals[full], blocks[full]))
 
-    def _written_by(self, slot: int, first: int, end: int) -> list[tuple[int, int]]:
-        """(group, block) pairs that hold the tokens from ``first`` to before ``end``."""
+    def _written_by(self, slot: int, first: int, end: int) -> list[int]:
+        """Blocks that hold the tokens from ``first`` to before ``end``."""
         places = slice(first // self.block_size, -(-end // self.block_size) if end > first else 0)
-        return [(group, block) for group, blocks in enumerate(self.rows[slot].block_ids) for block in blocks[places]]
+        return [block for blocks in self.rows[slot].block_ids for block in blocks[places]]
 
-    def written_blocks(self, plan: SchedulerOutput) -> set[tuple[int, int]]:
-        """(group, block) pairs that the plan applied last writes."""
+    def written_blocks(self, plan: SchedulerOutput) -> set[int]:
+        """Blocks that the plan applied last writes."""
         rows = zip(plan.slots, plan.num_scheduled_tokens, plan.num_computed_tokens, strict=True)
         computed = {block for slot, count, begin in rows for block in self._written_by(slot, begin, begin + count)}
-        return computed | {(group, block) for group in range(len(self.kv_config.groups)) for _, block in plan.block_copies}
+        return computed | {block for _, block in plan.block_copies}
 
-    def _check_shared(self, written: dict[tuple[int, int], int], begins: dict[int, int], copied: set[tuple[int, int]]) -> None:
+    def _check_shared(self, written: dict[int, int], begins: dict[int, int], copied: set[int]) -> None:
         """A block that is written belongs to the writer alone, or the step fills it and the others only read it: they
         count all of it as computed (``begins``: tokens computed before the step). One that is ``copied`` to is nobody else's."""
-        held = [(group, block) for row in self.rows.values() for group, blocks in enumerate(row.block_ids) for block in blocks]
+        tables = {slot: self._seen(row.block_ids, begins[slot]) for slot, row in self.rows.items()}
+        held = [block for block_ids in tables.values() for blocks in block_ids for block in blocks]
         for block in copied:
             assert held.count(block) < 2, f"block {block} is copied to and belongs to several requests"
-        writers = {block_id: slot for (_, block_id), slot in written.items()}
-        for slot, row in self.rows.items():
-            for place, block_id in ((p, b) for blocks in row.block_ids for p, b in enumerate(blocks)):
-                writer, filled = writers.get(block_id, slot), (place + 1) * self.block_size
+        for slot, block_ids in tables.items():
+            for place, block_id in ((p, b) for blocks in block_ids for p, b in enumerate(blocks)):
+                writer, filled = written.get(block_id, slot), (place + 1) * self.block_size
                 assert writer == slot or filled <= min(begins[slot], self.rows[writer].num_computed), (
                     f"slot {writer} writes block {block_id} of slot {slot}"
                 )

@@ -8,7 +8,7 @@ import numpy as np
 import torch
 
 from pegboard.contracts.attention import AttentionBackend, CommonAttentionMetadata
-from pegboard.contracts.model import ForwardContext, Model
+from pegboard.contracts.model import AttentionGroup, ForwardContext, Model
 from pegboard.testing.reference_attention import ReferenceAttentionBackend
 
 
@@ -72,10 +72,17 @@ class ModelSession:
     def _logits(
         self, tokens: torch.Tensor, positions: torch.Tensor, common: CommonAttentionMetadata, prompt_lens: torch.Tensor
     ) -> torch.Tensor:
-        context = ForwardContext(self.backend.build_metadata(common), self.caches, self.backend, prompt_lens)
+        context = self._context(common, self.caches, prompt_lens)
         hidden = self.model.forward(tokens, positions, context)
         assert isinstance(hidden, torch.Tensor)
         return self.model.compute_logits(hidden)
+
+    def _context(
+        self, common: CommonAttentionMetadata, caches: Mapping[str, torch.Tensor] | None, prompt_lens: torch.Tensor
+    ) -> ForwardContext:
+        """All layers are one group."""
+        group = AttentionGroup(self.backend, self.backend.build_metadata(common))
+        return ForwardContext(dict.fromkeys(caches or (), group), caches, prompt_lens)
 
     def _make_caches(self, model: Model, num_blocks: int) -> dict[str, torch.Tensor]:
         shape = self.backend.kv_cache_shape

@@ -7,6 +7,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from pegboard.contracts.kv_allocator import NULL_BLOCK
+from pegboard.testing.windows import first_seen
 from pegboard.wire import (
     PLACEHOLDER_TOKEN,
     GrammarOutput,
@@ -34,7 +36,8 @@ def random_prompts(*lengths: int, vocab_size: int = 1000, seed: int = 1) -> dict
 @dataclass
 class DrivenRequest:
     """A request as the driver knows it. ``token_ids``: prompt and output so far. ``source``: the request from which it is forked
-    when it starts. ``prompt_logprobs``: position of a prompt token to what the worker said of it, the last time."""
+    when it starts. ``tables``: blocks by KV-cache group, null behind its window. ``prompt_logprobs``: position of a prompt token
+    to what the worker said of it, the last time."""
 
     token_ids: list[int]
     prompt_len: int
@@ -43,10 +46,19 @@ class DrivenRequest:
     slot: int | None = None
     computed: int = 0
     sent: int = 0
-    blocks: list[int] = field(default_factory=list)
+    tables: list[list[int]] = field(default_factory=lambda: [[]])
     source: str | None = None
     prompt_logprobs: dict[int, Logprobs] = field(default_factory=dict)
     logprobs: list[Logprobs] = field(default_factory=list)
+
+    @property
+    def blocks(self) -> list[int]:
+        """Those of the first group."""
+        return self.tables[0]
+
+    @blocks.setter
+    def blocks(self, blocks: list[int]) -> None:
+        self.tables[0] = blocks
 
     @property
     def output(self) -> list[int]:
@@ -55,11 +67,11 @@ class DrivenRequest:
 
 class PlanDriver:
     """Keeps slots and (scattered) blocks, writes plans with any mixture of chunks, and books what comes back. Slots and blocks
-    that were given up are the next to be used, in the plan that gives them up.
+    that were given up are the next to be used, in the plan that gives them up; so are blocks behind a sliding window.
 
     ``execute`` takes a plan and returns its ``ModelRunnerOutput``: a worker's or an executor's ``execute_model``. ``sample`` is
-    its ``sample_tokens``, for steps with masks over ``vocab_size`` ids. ``sends_tokens``: there are pipeline stages, so plans
-    bring all tokens.
+    its ``sample_tokens``, for steps with masks over ``vocab_size`` ids. ``windows``: of the KV-cache groups. ``sends_tokens``:
+    there are pipeline stages, so plans bring all tokens.
     """
 
     def __init__(
@@ -72,8 +84,9 @@ class PlanDriver:
         sample: Callable[[GrammarOutput], Any] | None = None,
         vocab_size: int = 0,
         sends_tokens: bool = False,
+        windows: Sequence[int | None] = (None,),
     ) -> None:
-        self.execute, self.block_size, self.sends_tokens = execute, block_size, sends_tokens
+        self.execute, self.block_size, self.sends_tokens, self.windows = execute, block_size, sends_tokens, windows
         self.sample, self.vocab_size = sample, vocab_size
         self.requests: dict[str, DrivenRequest] = {}
         self.last_output: ModelRunnerOutput | None = None
@@ -92,7 +105,9 @@ class PlanDriver:
     def add(
         self, request_id: str, prompt: Sequence[int], sampling: SamplingParams = GREEDY, stop_token_ids: Sequence[int] = ()
     ) -> None:
-        self.requests[request_id] = DrivenRequest(list(prompt), len(prompt), sampling, list(stop_token_ids))
+        request = DrivenRequest(list(prompt), len(prompt), sampling, list(stop_token_ids))
+        request.tables = [[] for _ in self.windows]
+        self.requests[request_id] = request
 
     def fork(self, request_id: str, source: str, sampling: SamplingParams = GREEDY) -> None:
         """A request with the prompt of ``source``. Named with 0 tokens in the plan that computes the end of that prompt, it
@@ -103,8 +118,9 @@ class PlanDriver:
 
     def share_prefix(self, request_id: str, source: str, num_blocks: int) -> None:
         """A request that has not started gets the first blocks of ``source``, as from a prefix cache."""
-        request, blocks = self.requests[request_id], self.requests[source].blocks[:num_blocks]
-        request.blocks, request.computed = self._shared(blocks), len(blocks) * self.block_size
+        request, origin = self.requests[request_id], self.requests[source]
+        request.tables = [self._shared(blocks[:num_blocks]) for blocks in origin.tables]
+        request.computed = len(request.blocks) * self.block_size
 
     def finish(self, request_id: str) -> DrivenRequest:
         request = self.requests.pop(request_id)
@@ -126,6 +142,8 @@ class PlanDriver:
             block_copies=self._copies,
         )
         self._finished, self._preempted, self._copies = [], [], []
+        for request in self.requests.values():
+            self._pass(request)
         entering = [name for name in chunks if self.requests[name].slot is None]
         forks = {name: self.requests[name].source for name, count in chunks.items() if not count}
         fresh = {
@@ -187,22 +205,23 @@ class PlanDriver:
         assert request.slot is not None
         assert source.slot is not None, "the source is not in the plan"
         full, rest = divmod(request.prompt_len, self.block_size)
-        request.blocks, request.computed = self._shared(source.blocks[:full]), request.prompt_len
+        request.tables, request.computed = [self._shared(blocks[:full]) for blocks in source.tables], request.prompt_len
         if rest:
-            request.blocks.append(self._free_blocks.pop())
-            self._copies.append((source.blocks[full], request.blocks[full]))
+            for blocks, originals in zip(request.tables, source.tables, strict=True):
+                blocks.append(self._free_blocks.pop())
+                self._copies.append((originals[full], blocks[full]))
         plan.fork_slots.append(request.slot)
         plan.fork_sources.append(source.slot)
         request.source = None
 
-    def _schedule(self, plan: SchedulerOutput, name: str, count: int, fresh: list[int], enters: bool) -> None:
+    def _schedule(self, plan: SchedulerOutput, name: str, count: int, fresh: list[list[int]], enters: bool) -> None:
         request = self.requests[name]
         assert request.slot is not None
         if enters:
             plan.new_requests.append(self._new(name, request))
-        elif fresh:
+        elif any(fresh):
             plan.block_slots.append(request.slot)
-            plan.block_ids.append([fresh])
+            plan.block_ids.append(fresh)
         if self.sends_tokens and not enters and request.sent < len(request.token_ids):
             plan.token_slots.append(request.slot)
             plan.token_ids.append(request.token_ids[request.sent :])
@@ -224,28 +243,43 @@ class PlanDriver:
             prompt_len=request.prompt_len,
             sampling=request.sampling,
             stop_token_ids=request.stop_token_ids,
-            block_ids=[list(request.blocks)],
+            block_ids=[list(blocks) for blocks in request.tables],
             num_computed_tokens=request.computed,
         )
 
-    def _take_blocks(self, request: DrivenRequest, num_tokens: int) -> list[int]:
-        missing = -(-num_tokens // self.block_size) - len(request.blocks)
-        fresh = [self._free_blocks.pop() for _ in range(missing)]
-        request.blocks += fresh
-        return fresh
+    def _take_blocks(self, request: DrivenRequest, num_tokens: int) -> list[list[int]]:
+        """New ones for each group."""
+        taken = []
+        for blocks in request.tables:
+            fresh = [self._free_blocks.pop() for _ in range(-(-num_tokens // self.block_size) - len(blocks))]
+            blocks += fresh
+            taken.append(fresh)
+        return taken
+
+    def _pass(self, request: DrivenRequest) -> None:
+        """Give up what no token after those computed looks at."""
+        for blocks, window in zip(request.tables, self.windows, strict=True):
+            first = first_seen(request.computed, window, self.block_size)
+            self._give_up(blocks[:first])
+            blocks[:first] = [NULL_BLOCK] * first
 
     def _shared(self, blocks: Sequence[int]) -> list[int]:
         for block in blocks:
-            self._sharers[block] = self._sharers.get(block, 1) + 1
+            if block != NULL_BLOCK:
+                self._sharers[block] = self._sharers.get(block, 1) + 1
         return list(blocks)
 
     def _leave(self, request: DrivenRequest, into: list[int]) -> None:
         if request.slot is not None:
             into.append(request.slot)
             self._free_slots.append(request.slot)
-        self._copies = [pair for pair in self._copies if pair[1] not in request.blocks]
-        self._free_blocks += [block for block in request.blocks if not self._release(block)]
-        request.slot, request.blocks = None, []
+        held = [block for blocks in request.tables for block in blocks]
+        self._copies = [pair for pair in self._copies if pair[1] not in held]
+        self._give_up(held)
+        request.slot, request.tables = None, [[] for _ in self.windows]
+
+    def _give_up(self, blocks: Sequence[int]) -> None:
+        self._free_blocks += [block for block in blocks if block != NULL_BLOCK and not self._release(block)]
 
     def _release(self, block: int) -> bool:
         """One holder less. True while there are others."""

@@ -13,7 +13,7 @@ import torch
 
 from pegboard.contracts.attention import AttentionBackend, CommonAttentionMetadata
 from pegboard.contracts.communicator import Communicator
-from pegboard.contracts.model import ForwardContext, Model
+from pegboard.contracts.model import Model
 from pegboard.plugins.parallel import stage_layers
 from pegboard.testing.model_session import ModelSession
 from pegboard.testing.thread_communicator import ThreadCommunicator
@@ -73,8 +73,7 @@ class RanksSession(ModelSession):
         self, tokens: torch.Tensor, positions: torch.Tensor, common: CommonAttentionMetadata, prompt_lens: torch.Tensor
     ) -> torch.Tensor:
         def forward(model: Model, caches: dict[str, torch.Tensor], before: Any) -> Any:
-            context = ForwardContext(self.backend.build_metadata(common), caches, self.backend, prompt_lens)
-            return model.forward(tokens, positions, context, before)
+            return model.forward(tokens, positions, self._context(common, caches, prompt_lens), before)
 
         passed: list[Any] = [None] * len(self.stages[0])
         for stage, all_caches in zip(self.stages, self.all_caches, strict=True):

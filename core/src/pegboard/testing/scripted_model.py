@@ -38,6 +38,7 @@ from pegboard.plugins import (
     hookimpl,
 )
 from pegboard.testing.fakes import NextToken, hash_model, scripted_model
+from pegboard.testing.windows import first_token
 from pegboard.wire import World
 
 if TYPE_CHECKING:
@@ -63,6 +64,7 @@ class ScriptedModel(Model):
 
     Every layer stores the tokens, and the last one's are asked. Ranks of one stage all do the same. A stage hands on the ids of
     its tokens, and the next one refuses those of another step.
+    ``windows``: of the layers, in turn; the last one has none. What others have within their windows must be what it has.
     """
 
     def __init__(
@@ -72,6 +74,7 @@ class ScriptedModel(Model):
         device: torch.device,
         next_token: NextToken,
         delay: float = 0.0,
+        windows: Sequence[int | None] = (None,),
         world: World | None = None,
         layers: range | None = None,
     ) -> None:
@@ -79,7 +82,14 @@ class ScriptedModel(Model):
         self.next_token, self.delay = next_token, delay
         self._is_last = world is None or world.is_last_stage
         self._layers = tuple(
-            AttentionLayer(f"{_NAME}.{i}" if i else _NAME, num_heads=1, num_kv_heads=1, head_size=_HEAD_SIZE, scale=1.0)
+            AttentionLayer(
+                f"{_NAME}.{i}" if i else _NAME,
+                num_heads=1,
+                num_kv_heads=1,
+                head_size=_HEAD_SIZE,
+                scale=1.0,
+                sliding_window=windows[i % len(windows)],
+            )
             for i in layers or range(spec.num_layers)
         )
         self._histories: list[list[int]] = []
@@ -108,9 +118,8 @@ class ScriptedModel(Model):
         self._histories = []
         if context.kv_caches is None:
             return hidden if self._is_last else {"hidden": handed_on}
-        step: CommonAttentionMetadata = context.metadata
         for layer in self._layers:
-            cache = context.kv_caches[layer.name]
+            cache, step = context.kv_caches[layer.name], _step(context, layer)
             cache.view(-1, _HEAD_SIZE)[step.slot_mapping, :_DIGITS] = _digits(input_ids).to(cache.dtype)
         if intermediate is not None and intermediate["hidden"].any() and not intermediate["hidden"].equal(handed_on):
             raise AssertionError(f"the stage before computed other tokens than {input_ids.tolist()}")
@@ -120,10 +129,26 @@ class ScriptedModel(Model):
             blocks = table[: -(-length // step.block_size)]
             kept = _numbers(cache[blocks].view(-1, _HEAD_SIZE)[:length]) if int(blocks[0]) != NULL_BLOCK else []
             self._histories.append(kept)
+        for layer in self._layers:
+            self._check_window(layer, context.kv_caches[layer.name], _step(context, layer))
         rows = np.repeat(np.arange(step.num_rows), np.diff(step.query_start_loc))
         hidden[:, :_DIGITS] = _digits(positions.new_tensor(rows)).to(self.dtype)
         hidden[:, _DIGITS : 2 * _DIGITS] = _digits(positions + 1).to(self.dtype)
         return hidden
+
+    def _check_window(self, layer: AttentionLayer, cache: torch.Tensor, step: CommonAttentionMetadata) -> None:
+        """What the new tokens of each row see in ``layer`` is what the last layer has."""
+        if layer.sliding_window is None:
+            return
+        for row, history in enumerate(self._histories):
+            begin, end = step.query_start_loc[row : row + 2].tolist()
+            length = int(step.seq_lens[row])
+            seen = first_token(length - (end - begin), layer.sliding_window)
+            first = seen // step.block_size
+            blocks = step.block_table[row, first : -(-length // step.block_size)]
+            kept = _numbers(cache[blocks].view(-1, _HEAD_SIZE)[seen - first * step.block_size : length - first * step.block_size])
+            if history and kept != history[seen:]:
+                raise AssertionError(f"layer {layer.name} has tokens {kept} in its window, not {history[seen:]}")
 
     def compute_logits(self, hidden: torch.Tensor) -> torch.Tensor:
         """10 for the next token, 0 for all others. Where a prompt that has no script yet goes on, all are 0."""
@@ -136,6 +161,12 @@ class ScriptedModel(Model):
                 token = self.next_token(history[:count])
                 logits[i, token if token != NAN else 0] = 10.0 if token != NAN else float("nan")
         return logits
+
+
+def _step(context: ForwardContext, layer: AttentionLayer) -> CommonAttentionMetadata:
+    """As ``ScriptedAttention`` hands it through."""
+    metadata: CommonAttentionMetadata = context.attention[layer.name].metadata
+    return metadata
 
 
 def _digits(ids: torch.Tensor) -> torch.Tensor:
@@ -253,7 +284,8 @@ def any_number(spec: ModelSpec, ranks: int) -> list[str]:
 
 
 class ScriptedPlugin:
-    """Offers the model reference ``scripted`` and all the parts that it needs. ``num_layers``: for as many pipeline stages."""
+    """Offers the model reference ``scripted`` and all the parts that it needs. ``num_layers``: for as many pipeline stages;
+    ``windows``: see ``ScriptedModel``."""
 
     def __init__(
         self,
@@ -263,8 +295,9 @@ class ScriptedPlugin:
         max_model_len: int = 4096,
         delay: float = 0.0,
         num_layers: int = 1,
+        windows: Sequence[int | None] = (None,),
     ) -> None:
-        self._model = partial(ScriptedModel, next_token=next_token or hash_model(vocab_size), delay=delay)
+        self._model = partial(ScriptedModel, next_token=next_token or hash_model(vocab_size), delay=delay, windows=windows)
         self._config = {"vocab_size": vocab_size, "max_position_embeddings": max_model_len, "num_hidden_layers": num_layers}
 
     @hookimpl

@@ -36,6 +36,7 @@ class TorchDistributedCommunicator(Communicator):
         self.rank, self.world_size = rank, world_size
         self._who, self._alone = f"group {group!r}, rank {rank}", world_size == 1
         self._device, self._timeout = device, timeout
+        self.capturable = device.type == "cuda"
         self._refusal: CommunicatorError | None = None
         self._processes: dict[int, Process] = {}
         self._backend: Any = None

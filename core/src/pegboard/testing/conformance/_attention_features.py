@@ -15,13 +15,14 @@ EXTRAS: dict[str, dict[str, Any]] = {
     "sinks_window": {"sinks": True, "sliding_window": 7},
     "scaled": {"kv_scales": "tensor"},
     "scaled_by_head": {"kv_scales": "head"},
+    "narrower": {"kv_dtype": "bfloat16"},
     "int8": {"kv_dtype": "int8", "kv_scales": "tensor"},
     "int8_by_head": {"kv_dtype": "int8", "kv_scales": "head", "sliding_window": 20},
     "float8": {"kv_dtype": "float8_e4m3fn"},
     "float8_scaled": {"kv_dtype": "float8_e4m3fn", "kv_scales": "tensor", "logits_soft_cap": 5.0},
     "float8_by_head": {"kv_dtype": "float8_e4m3fn", "kv_scales": "head", "sinks": True},
 }
-"""What few backends have: changes of the query."""
+"""What few backends have: changes of the query. "narrower" is so for float32; it is as wide as the other two types."""
 
 
 class OptionalFeatures(AttentionKit):

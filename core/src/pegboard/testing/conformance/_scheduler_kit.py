@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import abc
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import pytest
@@ -27,7 +27,7 @@ class SchedulerKit(abc.ABC):
     parts: Mapping[str, Callable[..., Any]] = {}
     """Kinds to parts that ``make`` may use in place of its own; the state machine fills it with ``adversaries(seed)``."""
     capabilities: frozenset[str] = frozenset()
-    """Those of the scheduler's provider; "grammars" and "prompt_logprobs" have cases of their own."""
+    """Those of the scheduler's provider; "grammars", "prompt_logprobs" and "windows" have cases of their own."""
     shares_prompts = False
     """Members of a group must not compute a prompt that another one in the batch has."""
 
@@ -58,6 +58,7 @@ class SchedulerKit(abc.ABC):
         vocab_size: int = VOCAB_SIZE,
         parts: Mapping[str, Callable[..., Any]] | None = None,
         check: bool = True,
+        windows: Sequence[int | None] = (None,),
         **limits: Any,
     ) -> SchedulerDriver:
         config = EngineConfig(
@@ -66,7 +67,7 @@ class SchedulerKit(abc.ABC):
             scheduler=SchedulerConfig(**limits),
             kv_cache=KVCacheSettings(allocator=allocator, block_size=block_size),
         )
-        kv_config = fake_kv_config(usable_blocks + 1, block_size)
+        kv_config = fake_kv_config(usable_blocks + 1, block_size, windows)
         grammars = FakeGrammars(vocab_size)
         scheduler = self.make(config, kv_config, self.parts if parts is None else parts, grammars)
         mirror = MirrorWorker(
@@ -74,7 +75,8 @@ class SchedulerKit(abc.ABC):
             max_num_seqs=config.scheduler.max_num_seqs,
             max_num_batched_tokens=config.scheduler.max_num_batched_tokens,
         )
-        return SchedulerDriver(scheduler, FakeRunner(mirror, model), depth, check, grammars, self.shares_prompts)
+        shares = self.shares_prompts and windows == (None,)  # with windows, prompts that were left behind are computed again
+        return SchedulerDriver(scheduler, FakeRunner(mirror, model), depth, check, grammars, shares)
 
     def assert_right(self, driver: SchedulerDriver, requests: list[EngineCoreRequest]) -> None:
         for request in requests:

@@ -12,8 +12,11 @@ from pegboard.testing.driver import SchedulerDriver, expected_output, make_reque
 from pegboard.testing.fake_grammars import FakeGrammar
 from pegboard.testing.fakes import hash_model
 from pegboard.wire import EngineCoreRequest, FinishReason
+from pegboard.wire.kv_cache import tokens_that_fit
 
 BLOCK = 4
+WINDOWS = ((None,), (None,), (None, None), (1,), (5,), (None, 4), (3, None, 9), (2, 11))
+"""Of the KV-cache groups."""
 VOCAB = 12
 
 
@@ -32,6 +35,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         depth=st.integers(1, 3),
         max_model_len=st.sampled_from((20, 64)),
         adversary=st.one_of(st.none(), st.integers(0, 1 << 16)),
+        windows=st.sampled_from(WINDOWS),
     )
     def start(
         self,
@@ -42,9 +46,13 @@ class SchedulerMachine(RuleBasedStateMachine):
         depth: int,
         max_model_len: int,
         adversary: int | None,
+        windows: tuple[int | None, ...],
     ) -> None:
-        self.max_len = min(max_model_len, usable_blocks * BLOCK + 1)
-        self.usable = usable_blocks * BLOCK
+        if "windows" not in self.kit.capabilities:
+            windows = (None,) * len(windows)
+        usable_blocks *= len(windows)
+        self.usable = tokens_that_fit(usable_blocks, windows, BLOCK, min(budget, max_model_len))
+        self.max_len = min(max_model_len, self.usable + 1)
         self.driver: SchedulerDriver = self.kit.driver(
             usable_blocks,
             BLOCK,
@@ -57,6 +65,7 @@ class SchedulerMachine(RuleBasedStateMachine):
             max_num_batched_tokens=budget,
             max_num_seqs=max_num_seqs,
             long_prefill_token_threshold=threshold,
+            windows=windows,
         )
         self.requests: dict[str, EngineCoreRequest] = {}
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import pytest
 
@@ -38,14 +38,16 @@ class BootedWorker:
     worker = "default"
     ranks = (1, 1)
 
-    def boot(self, model: NextToken = MODEL, host_blocks: int = 0) -> Worker:
-        """A worker that is ready for steps."""
+    def boot(self, model: NextToken = MODEL, host_blocks: int = 0, windows: Sequence[int | None] = (None,)) -> Worker:
+        """A worker that is ready for steps. ``windows``: of the layers of each stage, which are groups of their own."""
         tp, pp = self.ranks
         several = {**THREADS, "tensor_parallel_size": tp, "pipeline_parallel_size": pp} if tp * pp > 1 else {}
         prepared = prepare(
             model="scripted",
             plugins={
-                "scripted": ScriptedPlugin(model, vocab_size=VOCAB, max_model_len=256, num_layers=pp),
+                "scripted": ScriptedPlugin(
+                    model, vocab_size=VOCAB, max_model_len=256, num_layers=pp * len(windows), windows=windows
+                ),
                 "threads": ThreadRanks(),
             },
             executor={"worker": self.worker, "num_threads": 1, **several},
@@ -62,12 +64,13 @@ class BootedWorker:
         specs = worker.get_kv_cache_specs()
         report = worker.determine_available_memory()
         assert report.available == 1 << 20, "kv_cache.memory is stated"
-        group = KVCacheGroup(layers=list(specs), spec=next(iter(specs.values())))
-        worker.initialize_cache(KVCacheConfig(num_blocks=BLOCKS, groups=[group], num_host_blocks=host_blocks))
+        kinds = list(dict.fromkeys(specs.values()))
+        groups = [KVCacheGroup(layers=[name for name, spec in specs.items() if spec == kind], spec=kind) for kind in kinds]
+        worker.initialize_cache(KVCacheConfig(num_blocks=BLOCKS, groups=groups, num_host_blocks=host_blocks))
         worker.compile_or_warm_up()
         return worker
 
-    def drive(self, worker: Worker) -> PlanDriver:
+    def drive(self, worker: Worker, windows: Sequence[int | None] = (None,)) -> PlanDriver:
         """Plans for ``worker``, whose batch must be empty."""
         return PlanDriver(
             worker.execute_model,
@@ -77,6 +80,7 @@ class BootedWorker:
             sample=worker.sample_tokens,
             vocab_size=VOCAB,
             sends_tokens=self.ranks[1] > 1,
+            windows=windows,
         )
 
     @pytest.fixture

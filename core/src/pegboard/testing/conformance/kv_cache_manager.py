@@ -3,27 +3,26 @@
 from __future__ import annotations
 
 import abc
-from collections.abc import Callable
-from dataclasses import dataclass, field
-from typing import Any
+from collections.abc import Sequence
 
-from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule, run_state_machine_as_test
+from hypothesis.stateful import run_state_machine_as_test
 
+from pegboard.contracts.kv_allocator import NULL_BLOCK
 from pegboard.contracts.kv_cache_manager import KVCacheManager
+from pegboard.testing.conformance._kv_machine import BLOCK, ManagerMachine
 from pegboard.testing.conformance._views import QUICK
-
-Make = Callable[[int, int, int], KVCacheManager]
-BLOCK = 4
 
 
 class KVCacheManagerConformance(abc.ABC):
-    """``make`` gives a manager of ``num_blocks`` blocks, the null block among them, for one KV-cache group."""
+    """``make`` gives a manager of ``num_blocks`` blocks, the null block among them, for one KV-cache group for each entry of
+    ``windows``: its sliding window, or None."""
 
     caches_prefixes: bool = True
 
     @abc.abstractmethod
-    def make(self, num_blocks: int, block_size: int, num_host_blocks: int) -> KVCacheManager: ...
+    def make(
+        self, num_blocks: int, block_size: int, num_host_blocks: int, windows: Sequence[int | None] = (None,)
+    ) -> KVCacheManager: ...
 
     def computed(self, kv: KVCacheManager, request_id: str, token_ids: list[int], salt: str | None = None) -> int:
         """Run a request through: returns the tokens of its prefix hit."""
@@ -195,6 +194,90 @@ class KVCacheManagerConformance(abc.ABC):
             kv.free("r")
             kv.check_integrity()
 
+    # windows ----------------------------------------------------------------------------------------------------------
+
+    def test_what_is_behind_a_window_is_given_up(self) -> None:
+        kv = self.make(12, BLOCK, 0, (None, 6))
+        kv.allocate_slots("r", 14)
+        whole, windowed = kv.block_ids("r")
+        assert kv.release_passed("r", 8) == 0, "token 8 looks back to token 3"
+        assert kv.release_passed("r", 9) == 1
+        assert kv.release_passed("r", 9) == 0
+        assert kv.release_passed("r", 14) == 1
+        assert kv.block_ids("r") == [whole, [NULL_BLOCK] * 2 + windowed[2:]]
+        kv.check_integrity()
+        assert kv.allocate_slots("s", 2 * BLOCK) is not None, "3 blocks were free and 2 have become so"
+        assert kv.release_passed("nobody", 9) == 0
+        kv.free("r")
+        kv.free("s")
+        assert kv.allocate_slots("t", 5 * BLOCK) is not None
+
+    def test_groups_with_windows_get_places_as_they_are_needed(self) -> None:
+        kv = self.make(20, BLOCK, 0, (None, 6))
+        added = kv.allocate_slots("r", 5, num_known=21)
+        assert added is not None
+        assert [len(blocks) for blocks in added] == [6, 2]
+        more = kv.allocate_slots("r", 9, num_known=21)
+        assert more is not None
+        assert [len(blocks) for blocks in more] == [0, 1]
+        kv.check_integrity()
+
+    def test_a_prefix_ends_where_all_groups_have_what_its_next_token_sees(self) -> None:
+        """The windowed group keeps three blocks of seven; the longest prefix ends with them, and shorter ones are not there."""
+        kv, tokens = self.make(40, BLOCK, 0, (None, 6)), list(range(29))
+        self.computed(kv, "r", tokens)
+        kv.release_passed("r", 28)
+        hit = kv.get_computed_blocks("s", tokens)
+        if not self.caches_prefixes:
+            assert hit.num_tokens == 0
+            return
+        assert hit.num_tokens == 28
+        whole, windowed = kv.block_ids("r")
+        assert hit.block_ids == [whole[:7], [NULL_BLOCK] * 5 + windowed[5:7]]
+        assert kv.get_computed_blocks("t", tokens[:17]).num_tokens == 16, "given up, and not yet used for anything else"
+        assert kv.allocate_slots("s", 29, hit) is not None
+        kv.check_integrity()
+
+    def test_evicted_blocks_of_a_window_shorten_a_prefix(self) -> None:
+        if not self.caches_prefixes:
+            return
+        kv, tokens = self.make(15, BLOCK, 0, (None, 6)), list(range(25))
+        self.computed(kv, "r", tokens)
+        kv.release_passed("r", 24)
+        kv.allocate_slots("other", BLOCK)  # takes one block for each group: the first ones behind the window
+        assert kv.get_computed_blocks("s", tokens).num_tokens == 24
+        assert kv.get_computed_blocks("t", tokens[:9]).num_tokens == 0, "tokens 3 to 7 are gone"
+        assert kv.get_computed_blocks("u", tokens[:21]).num_tokens == 20
+
+    def test_no_fork_from_what_a_window_has_passed(self) -> None:
+        kv = self.make(20, BLOCK, 0, (None, 6))
+        kv.allocate_slots("parent", 20)
+        kv.release_passed("parent", 18)  # which looks back to token 13, in the block of tokens 12 to 15
+        assert kv.fork("parent", "late", 16) is None, "token 16 looks back to token 11"
+        assert kv.block_ids("late") == [[], []]
+        fork = kv.fork("parent", "child", 18)
+        assert fork is not None
+        assert len(fork.copies) == 2
+        assert [blocks[:3] for blocks in fork.block_ids][1] == [NULL_BLOCK] * 3
+        kv.free("parent")
+        kv.check_integrity()
+
+    def test_null_blocks_are_not_swapped(self) -> None:
+        kv = self.make(10, BLOCK, 5, (6,))
+        kv.allocate_slots("r", 5 * BLOCK)
+        kv.release_passed("r", 18)
+        held = kv.block_ids("r")[0]
+        out = kv.swap_out("r")
+        assert out is not None
+        assert [source for source, _ in out] == held[3:]
+        back = kv.swap_in("r")
+        assert back is not None
+        assert [block for _, block in back] == kv.block_ids("r")[0][3:]
+        assert kv.block_ids("r")[0][:3] == [NULL_BLOCK] * 3
+        kv.check_integrity()
+
+    # machines ---------------------------------------------------------------------------------------------------------
+
     def test_against_a_model(self) -> None:
         make, caches = self.make, self.caches_prefixes
 
@@ -203,171 +286,3 @@ class KVCacheManagerConformance(abc.ABC):
             caches_prefixes = caches
 
         run_state_machine_as_test(Machine, settings=QUICK)
-
-
-Entry = tuple[Any, ...]
-"""What one place of the cache holds: salt and all tokens up to this one."""
-
-
-@dataclass
-class _Held:
-    tokens: list[int]
-    salt: str | None
-    blocks: list[int] = field(default_factory=list)
-    host: list[int] | None = None
-
-    def entry(self, position: int) -> Entry:
-        return (self.salt, *self.tokens[: position + 1])
-
-
-class ManagerMachine(RuleBasedStateMachine):
-    """``device`` and ``host`` map (block, offset) to its entry; ``held`` is what each request must read through its table."""
-
-    make_manager: Make
-    caches_prefixes: bool
-
-    @initialize(num_blocks=st.integers(2, 10), num_host_blocks=st.integers(0, 5))
-    def start(self, num_blocks: int, num_host_blocks: int) -> None:
-        self.kv = self.make_manager(num_blocks, BLOCK, num_host_blocks)
-        self.num_blocks, self.num_host_blocks = num_blocks, num_host_blocks
-        self.held: dict[str, _Held] = {}
-        self.device: dict[tuple[int, int], Entry] = {}
-        self.host: dict[tuple[int, int], Entry] = {}
-        self.count = 0
-
-    def resident(self) -> list[str]:
-        return sorted(name for name, held in self.held.items() if held.host is None)
-
-    def num_free(self) -> int:
-        return self.num_blocks - 1 - len({b for held in self.held.values() for b in held.blocks})
-
-    def write(self, name: str, first: int) -> None:
-        held = self.held[name]
-        for position in range(first, len(held.tokens)):
-            block = held.blocks[position // BLOCK]
-            others = [n for n, other in self.held.items() if n != name and block in other.blocks]
-            assert not others, f"{name} writes block {block}, which {others} read"
-            self.device[block, position % BLOCK] = held.entry(position)
-
-    @rule(
-        tokens=st.lists(st.integers(0, 1), min_size=1, max_size=14),
-        salt=st.sampled_from((None, "s")),
-        reserve=st.integers(0, 2),
-    )
-    def admit(self, tokens: list[int], salt: str | None, reserve: int) -> None:
-        name = f"r{self.count}"
-        self.count += 1
-        new = _Held(tokens, salt)
-        hit = self.kv.get_computed_blocks(name, tokens, salt)
-        hits = hit.block_ids[0] if hit.block_ids else []
-        assert hit.num_tokens == len(hits) * BLOCK < max(1, len(tokens))
-        for position in range(hit.num_tokens):
-            assert self.device[hits[position // BLOCK], position % BLOCK] == new.entry(position)
-        in_use = {b for held in self.held.values() for b in held.blocks}
-        fresh = -(-len(tokens) // BLOCK) - len(hits)
-        fits = fresh + len(set(hits) - in_use) + reserve <= self.num_free()
-        added = self.kv.allocate_slots(name, len(tokens), hit, reserve)
-        assert (added is not None) == fits
-        if added is None:
-            self.kv.free(name)
-            return
-        assert added[0][: len(hits)] == hits
-        assert not set(added[0][len(hits) :]) & in_use
-        new.blocks = added[0]
-        self.held[name] = new
-        self.write(name, hit.num_tokens)
-        self.kv.commit(name, tokens, len(tokens), salt)
-
-    @precondition(lambda self: self.resident())
-    @rule(data=st.data(), tokens=st.lists(st.integers(0, 1), min_size=1, max_size=6))
-    def grow(self, data: Any, tokens: list[int]) -> None:
-        name = data.draw(st.sampled_from(self.resident()))
-        held = self.held[name]
-        before, total = len(held.tokens), len(held.tokens) + len(tokens)
-        need = -(-total // BLOCK) - len(held.blocks)
-        added = self.kv.allocate_slots(name, total)
-        assert (added is not None) == (need <= self.num_free())
-        if added is not None:
-            held.blocks = held.blocks + added[0]
-            held.tokens = held.tokens + tokens
-            self.write(name, before)
-            self.kv.commit(name, held.tokens, total, held.salt)
-
-    @precondition(lambda self: self.held)
-    @rule(data=st.data())
-    def free(self, data: Any) -> None:
-        name = data.draw(st.sampled_from(sorted(self.held)))
-        self.kv.free(name)
-        del self.held[name]
-
-    @precondition(lambda self: self.resident())
-    @rule(data=st.data())
-    def fork(self, data: Any) -> None:
-        parent = data.draw(st.sampled_from(self.resident()))
-        source = self.held[parent]
-        num_tokens = data.draw(st.integers(1, len(source.tokens)))
-        child = f"r{self.count}"
-        self.count += 1
-        fork = self.kv.fork(parent, child, num_tokens)
-        fits = num_tokens % BLOCK == 0 or self.num_free() > 0
-        assert (fork is not None) == fits
-        if fork is None:
-            return
-        for copied, destination in fork.copies:
-            for offset in range(BLOCK):
-                if (copied, offset) in self.device:
-                    self.device[destination, offset] = self.device[copied, offset]
-        self.held[child] = _Held(source.tokens[:num_tokens], source.salt, fork.block_ids[0])
-
-    @precondition(lambda self: self.resident())
-    @rule(data=st.data())
-    def swap_out(self, data: Any) -> None:
-        name = data.draw(st.sampled_from(self.resident()))
-        held = self.held[name]
-        used = sum(len(other.host or []) for other in self.held.values())
-        pairs = self.kv.swap_out(name)
-        assert (pairs is not None) == (self.num_host_blocks > 0 and used + len(held.blocks) <= self.num_host_blocks)
-        if pairs is not None:
-            assert [source for source, _ in pairs] == held.blocks
-            for source, destination in pairs:
-                for offset in range(BLOCK):
-                    if (source, offset) in self.device:
-                        self.host[destination, offset] = self.device[source, offset]
-            held.host, held.blocks = [destination for _, destination in pairs], []
-
-    @precondition(lambda self: any(held.host is not None for held in self.held.values()))
-    @rule(data=st.data())
-    def swap_in(self, data: Any) -> None:
-        name = data.draw(st.sampled_from(sorted(n for n, held in self.held.items() if held.host is not None)))
-        held = self.held[name]
-        assert held.host is not None
-        pairs = self.kv.swap_in(name)
-        assert (pairs is not None) == (len(held.host) <= self.num_free())
-        if pairs is not None:
-            assert [source for source, _ in pairs] == held.host
-            for source, destination in pairs:
-                for offset in range(BLOCK):
-                    if (source, offset) in self.host:
-                        self.device[destination, offset] = self.host[source, offset]
-            held.host, held.blocks = None, [destination for _, destination in pairs]
-
-    @rule()
-    def reset(self) -> None:
-        assert self.kv.reset() is not any(held.blocks for held in self.held.values())
-
-    @invariant()
-    def everybody_reads_what_they_wrote(self) -> None:
-        if not hasattr(self, "kv"):
-            return
-        self.kv.check_integrity()
-        for name, held in self.held.items():
-            assert self.kv.block_ids(name) == [held.blocks]
-            assert len(held.blocks) == (0 if held.host is not None else -(-len(held.tokens) // BLOCK))
-            for position in range(len(held.tokens)):
-                place = position // BLOCK, position % BLOCK
-                read = (
-                    self.device[held.blocks[place[0]], place[1]]
-                    if held.host is None
-                    else self.host[held.host[place[0]], place[1]]
-                )
-                assert read == held.entry(position)

@@ -13,7 +13,6 @@ from pegboard.contracts.weight_loader import WeightsError
 from pegboard.testing.conformance._model_ranks import SharedModels
 from pegboard.testing.memory_weights import memory_handles
 from pegboard.testing.model_session import ModelSession
-from pegboard.testing.reference_attention import ReferenceAttentionBackend
 
 
 class ModelConformance(SharedModels):
@@ -78,9 +77,7 @@ class ModelConformance(SharedModels):
 
     def test_runs_without_caches_in_the_memory_phase(self) -> None:
         model, spec = self.loaded(), self.spec()
-        hidden = model.forward(
-            torch.tensor(self.tokens(5)), torch.arange(5), ForwardContext(None, None, ReferenceAttentionBackend())
-        )
+        hidden = model.forward(torch.tensor(self.tokens(5)), torch.arange(5), ForwardContext({}, None))
         assert isinstance(hidden, torch.Tensor)
         assert hidden.shape == (5, spec.hidden_size)
         assert bool(torch.isfinite(hidden).all())

@@ -54,6 +54,21 @@ class WorkerConformance(RowsOfAllKinds):
         driver.step({"a": 1, "c": 1})
         assert driver.generate(12, chunk=7) == {name: continuation(prompt, 12) for name, prompt in PROMPTS.items()}
 
+    @pytest.mark.parametrize("chunk", [1, 5, 64])
+    def test_groups_of_layers_have_block_tables_of_their_own(self, chunk: int) -> None:
+        """What is behind a window is given to others at once."""
+        windows = (6, 1, None)
+        worker = self.boot(windows=windows)
+        driver = self.drive(worker, windows)
+        for name, prompt in PROMPTS.items():
+            driver.add(name, prompt)
+        driver.fork("e", "b")
+        driver.generate(5, chunk)
+        driver.preempt("b")
+        wanted = {**PROMPTS, "e": PROMPTS["b"]}
+        assert driver.generate(20, chunk) == {name: continuation(prompt, 20) for name, prompt in wanted.items()}
+        worker.shutdown()
+
     def test_steps_may_be_planned_before_their_tokens_are_known(self, driver: PlanDriver) -> None:
         if driver.sends_tokens:
             pytest.skip("pipeline stages get a token when it is known")
