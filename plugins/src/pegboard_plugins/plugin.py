@@ -173,11 +173,11 @@ def models() -> Iterable[ModelProvider]:
     )
     yield ModelProvider(
         name="transformers",
-        target=f"{_HERE}.models.transformers_model:TransformersModel",
-        spec=f"{_HERE}.models.transformers_spec:transformers_spec",
-        accepts=f"{_HERE}.models.transformers_spec:transformers_refusals",
-        parallel=f"{_HERE}.models.transformers_spec:transformers_parallel",
-        stages=f"{_HERE}.models.transformers_spec:transformers_stages",
+        target=f"{_HERE}.models.transformers.model:TransformersModel",
+        spec=f"{_HERE}.models.transformers.spec:transformers_spec",
+        accepts=f"{_HERE}.models.transformers.spec:transformers_refusals",
+        parallel=f"{_HERE}.models.transformers.spec:transformers_parallel",
+        stages=f"{_HERE}.models.transformers.spec:transformers_stages",
         capabilities=frozenset({"tp", "pp"}),
         summary="any causal model of transformers whose attention goes through its interface",
     )

@@ -10,8 +10,8 @@ import transformers
 
 from pegboard.contracts.model_source import ModelSource
 from pegboard.testing.conformance.model import ModelConformance
-from pegboard_plugins.models.transformers_model import TransformersModel
-from pegboard_plugins.models.transformers_spec import transformers_spec
+from pegboard_plugins.models.transformers.model import TransformersModel
+from pegboard_plugins.models.transformers.spec import transformers_spec
 
 SMALL = {
     "vocab_size": 50, "hidden_size": 32, "intermediate_size": 24, "num_hidden_layers": 2, "num_attention_heads": 4,

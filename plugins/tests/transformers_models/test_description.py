@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from pegboard_plugins.models import transformers_description
-from pegboard_plugins.models.transformers_description import Description, describe_model
+from pegboard_plugins.models.transformers import description
+from pegboard_plugins.models.transformers.description import Description, describe_model
 
 
 @pytest.mark.slow
@@ -18,7 +18,8 @@ def test_another_process_says_the_same(tiny: Any) -> None:
     """Processes that start workers compose without torch."""
     code = (
         "import sys; from pegboard.engine.bootstrap import prepare\n"
-        "composed = prepare(model=sys.argv[1], executor={'name': 'mp', 'tensor_parallel_size': 2}).composition\n"
+        "executor = {'name': 'mp', 'tensor_parallel_size': 2}\n"
+        "composed = prepare(model=sys.argv[1], model_impl='transformers', executor=executor).composition\n"
         "assert 'torch' not in sys.modules\n"
         "spec = composed.spec\n"
         "print(composed.parts['model'].name, spec.num_kv_heads, spec.sliding_window, spec.max_model_len)"
@@ -36,7 +37,7 @@ def test_a_failure_of_the_other_process_is_told(monkeypatch: pytest.MonkeyPatch,
     broken.chmod(0o755)
     monkeypatch.setattr(sys, "executable", str(broken))
     with pytest.raises(RuntimeError, match="describing the model failed: out of memory"):
-        transformers_description._described('{"model_type": "gpt2"}', here=False)
+        description._described('{"model_type": "gpt2"}', here=False)
 
 
 def test_sizes(tiny: Any) -> None:

@@ -16,12 +16,12 @@ from pegboard.contracts.model_source import ModelSource
 from pegboard.plugins import PluginError
 from pegboard.testing.checkpoints import make_checkpoint
 from pegboard.testing.memory_weights import memory_handles
-from pegboard_plugins.models.transformers_adapters import REPLACED
-from pegboard_plugins.models.transformers_build import UnsupportedModel
-from pegboard_plugins.models.transformers_description import describe_model
-from pegboard_plugins.models.transformers_masks import Causal, meaning
-from pegboard_plugins.models.transformers_model import TransformersModel
-from pegboard_plugins.models.transformers_spec import transformers_spec
+from pegboard_plugins.models.transformers.adapters import REPLACED
+from pegboard_plugins.models.transformers.build import UnsupportedModel
+from pegboard_plugins.models.transformers.description import describe_model
+from pegboard_plugins.models.transformers.masks import Causal, meaning
+from pegboard_plugins.models.transformers.model import TransformersModel
+from pegboard_plugins.models.transformers.spec import transformers_spec
 
 from .conftest import GROUPED, SIZES
 

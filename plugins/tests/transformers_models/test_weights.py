@@ -13,8 +13,8 @@ from pegboard.contracts.weight_loader import WeightsError
 from pegboard.testing.memory_weights import memory_handles
 from pegboard.testing.model_session import ModelSession
 from pegboard.testing.ranks_session import made_ranks
-from pegboard_plugins.models.transformers_model import TransformersModel
-from pegboard_plugins.models.transformers_spec import transformers_spec
+from pegboard_plugins.models.transformers.model import TransformersModel
+from pegboard_plugins.models.transformers.spec import transformers_spec
 
 from .conftest import random_prompts
 

@@ -11,7 +11,7 @@ from transformers.models.bloom.modeling_bloom import BloomAttention, BloomModel
 from transformers.models.falcon.modeling_falcon import FalconAttention, FalconModel, apply_rotary_pos_emb
 from transformers.models.mpt.modeling_mpt import MptAttention, MptModel
 
-from pegboard_plugins.models.transformers_alibi import (
+from pegboard_plugins.models.transformers.alibi import (
     InterfacedBloomAttention,
     InterfacedMptAttention,
     PlacedBloomModel,
@@ -19,10 +19,10 @@ from pegboard_plugins.models.transformers_alibi import (
     attend_with_slopes,
     falcon_slopes,
 )
-from pegboard_plugins.models.transformers_attention import Step
-from pegboard_plugins.models.transformers_build import build
-from pegboard_plugins.models.transformers_linear import use_engine_linear
-from pegboard_plugins.models.transformers_rope import rope_by_prompt
+from pegboard_plugins.models.transformers.attention import Step
+from pegboard_plugins.models.transformers.build import build
+from pegboard_plugins.models.transformers.linear import use_engine_linear
+from pegboard_plugins.models.transformers.rope import rope_by_prompt
 
 
 class InterfacedFalconAttention(FalconAttention):

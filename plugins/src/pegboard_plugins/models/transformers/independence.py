@@ -6,10 +6,10 @@ from typing import TYPE_CHECKING, Final
 
 import torch
 
-from pegboard_plugins.models.transformers_build import UnsupportedModel
+from pegboard_plugins.models.transformers.build import UnsupportedModel
 
 if TYPE_CHECKING:
-    from pegboard_plugins.models.transformers_model import TransformersModel
+    from pegboard_plugins.models.transformers.model import TransformersModel
 
 _TOLERANCE: Final = {torch.float32: 1e-3, torch.float16: 1e-2, torch.bfloat16: 5e-2}
 """Largest difference, as a share of the largest number: products of other rows may be summed in another order."""

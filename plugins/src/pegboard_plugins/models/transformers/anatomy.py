@@ -1,7 +1,7 @@
 """Looks into a transformers model: runs it once without values, and notes how it calls attention and where its head begins.
 
 The run is on the meta device: it costs no memory and little time for models of any size. What it cannot see, whether tokens
-influence one another outside of attention, is checked with the weights (see ``transformers_model``).
+influence one another outside of attention, is checked with the weights (see ``transformers.model``).
 """
 
 from __future__ import annotations
@@ -17,10 +17,10 @@ import torch
 from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedModel
 
 from pegboard.contracts.attention import AttentionLayer
-from pegboard_plugins.models.transformers_alibi import SLOPES
-from pegboard_plugins.models.transformers_attention import PAGED
-from pegboard_plugins.models.transformers_build import UnsupportedModel
-from pegboard_plugins.models.transformers_masks import meaning
+from pegboard_plugins.models.transformers.alibi import SLOPES
+from pegboard_plugins.models.transformers.attention import PAGED
+from pegboard_plugins.models.transformers.build import UnsupportedModel
+from pegboard_plugins.models.transformers.masks import meaning
 
 _PROBE: Final = "pegboard_probe"
 _TOKENS: Final = 7

@@ -1,6 +1,6 @@
 """What an engine has to know of a transformers model before it starts: made and run once without weights.
 
-``python -m pegboard_plugins.models.transformers_describe`` reads the content of a config.json and writes the description, for
+``python -m pegboard_plugins.models.transformers.describe`` reads the content of a config.json and writes the description, for
 processes that must stay without torch.
 """
 
@@ -17,14 +17,14 @@ from transformers import PreTrainedModel
 from pegboard.contracts.attention import AttentionLayer
 from pegboard_plugins.layers.rope_parameters import rope_parameters
 from pegboard_plugins.layers.sharing import Share
-from pegboard_plugins.models.transformers_adapters import prepare
-from pegboard_plugins.models.transformers_anatomy import look_into
-from pegboard_plugins.models.transformers_attention import Step
-from pegboard_plugins.models.transformers_build import UnsupportedModel
-from pegboard_plugins.models.transformers_description import Description
-from pegboard_plugins.models.transformers_rope import depends_on_length
-from pegboard_plugins.models.transformers_sharing import Joint, SharingTerms, share_model, sharing_terms
-from pegboard_plugins.models.transformers_stages import StagePlan
+from pegboard_plugins.models.transformers.adapters import prepare
+from pegboard_plugins.models.transformers.anatomy import look_into
+from pegboard_plugins.models.transformers.attention import Step
+from pegboard_plugins.models.transformers.build import UnsupportedModel
+from pegboard_plugins.models.transformers.description import Description
+from pegboard_plugins.models.transformers.rope import depends_on_length
+from pegboard_plugins.models.transformers.sharing import Joint, SharingTerms, share_model, sharing_terms
+from pegboard_plugins.models.transformers.stages import StagePlan
 
 _LENGTHS = ("max_position_embeddings", "n_positions", "max_seq_len", "seq_length")
 

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from transformers import PreTrainedModel
 
-from pegboard_plugins.models.transformers_attention import Step
+from pegboard_plugins.models.transformers.attention import Step
 
 
 class Passed(torch.nn.Module):

@@ -17,7 +17,7 @@ from transformers import PreTrainedModel
 
 from pegboard.contracts.communicator import Communicator
 from pegboard_plugins.layers.sharing import Share, Span
-from pegboard_plugins.models.transformers_linear import EngineLinear
+from pegboard_plugins.models.transformers.linear import EngineLinear
 
 WITHOUT_EFFECT: Final = frozenset({"replicate", "replicated_with_grad_allreduce", "local_params", "mla_kv_a_proj"})
 """Styles that matter to gradients only, or to distributed tensors."""

@@ -9,8 +9,8 @@ from transformers import PreTrainedModel
 from transformers.core_model_loading import Concatenate, MergeModulelist
 
 from pegboard.contracts.weight_loader import WeightHandle
-from pegboard_plugins.models.transformers_checkpoint import CheckpointNames, Origin
-from pegboard_plugins.models.transformers_sharing import Cut
+from pegboard_plugins.models.transformers.checkpoint import CheckpointNames, Origin
+from pegboard_plugins.models.transformers.sharing import Cut
 from pegboard_plugins.models.weights import ParameterReader, warn_of_differing_head
 
 

@@ -13,8 +13,8 @@ from transformers import PreTrainedModel
 
 from pegboard_plugins.layers.rope_frequencies import frequencies_at_length
 from pegboard_plugins.layers.rope_parameters import rope_parameters
-from pegboard_plugins.models.transformers_attention import Step
-from pegboard_plugins.models.transformers_build import UnsupportedModel
+from pegboard_plugins.models.transformers.attention import Step
+from pegboard_plugins.models.transformers.build import UnsupportedModel
 
 BY_LENGTH: Final = ("dynamic", "longrope")
 

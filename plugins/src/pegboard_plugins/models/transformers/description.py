@@ -77,14 +77,14 @@ def _worker_is_here(config: EngineConfig) -> bool:
 @functools.lru_cache(maxsize=8)
 def _described(content: str, here: bool) -> Description | list[str]:
     if here:
-        from pegboard_plugins.models.transformers_build import UnsupportedModel
-        from pegboard_plugins.models.transformers_describe import describe
+        from pegboard_plugins.models.transformers.build import UnsupportedModel
+        from pegboard_plugins.models.transformers.describe import describe
 
         try:
             return describe(json.loads(content))
         except UnsupportedModel as refusal:
             return refusal.reasons
-    command = [sys.executable, "-m", "pegboard_plugins.models.transformers_describe"]
+    command = [sys.executable, "-m", "pegboard_plugins.models.transformers.describe"]
     try:
         run = subprocess.run(command, input=content, capture_output=True, text=True, timeout=_PATIENCE, check=True)
     except subprocess.TimeoutExpired as error:

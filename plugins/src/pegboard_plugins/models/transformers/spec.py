@@ -10,7 +10,7 @@ from pegboard.contracts.model_source import ModelSource
 from pegboard.plugins.parallel import undivided
 from pegboard_plugins.loaders.safetensors_files import stored_dtype
 from pegboard_plugins.models.spec import config_file, eos_token_ids, stated_dtype
-from pegboard_plugins.models.transformers_description import Description, describe_model
+from pegboard_plugins.models.transformers.description import Description, describe_model
 
 
 def transformers_refusals(source: ModelSource, config: EngineConfig) -> Iterable[str]:

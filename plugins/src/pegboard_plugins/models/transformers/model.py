@@ -19,16 +19,16 @@ from pegboard.contracts.model import ForwardContext, Model, ModelSpec
 from pegboard.contracts.weight_loader import WeightHandle
 from pegboard.wire import World
 from pegboard_plugins.layers.sharing import Share
-from pegboard_plugins.models.transformers_adapters import prepare
-from pegboard_plugins.models.transformers_anatomy import Anatomy, look_into
-from pegboard_plugins.models.transformers_attention import Slot, Step, put_slot
-from pegboard_plugins.models.transformers_build import fill_buffers
-from pegboard_plugins.models.transformers_checkpoint import CheckpointNames
-from pegboard_plugins.models.transformers_independence import check_rows
-from pegboard_plugins.models.transformers_linear import finish_linear
-from pegboard_plugins.models.transformers_sharing import Joint, share_model
-from pegboard_plugins.models.transformers_stages import keep_stage
-from pegboard_plugins.models.transformers_weights import Parameters
+from pegboard_plugins.models.transformers.adapters import prepare
+from pegboard_plugins.models.transformers.anatomy import Anatomy, look_into
+from pegboard_plugins.models.transformers.attention import Slot, Step, put_slot
+from pegboard_plugins.models.transformers.build import fill_buffers
+from pegboard_plugins.models.transformers.checkpoint import CheckpointNames
+from pegboard_plugins.models.transformers.independence import check_rows
+from pegboard_plugins.models.transformers.linear import finish_linear
+from pegboard_plugins.models.transformers.sharing import Joint, share_model
+from pegboard_plugins.models.transformers.stages import keep_stage
+from pegboard_plugins.models.transformers.weights import Parameters
 
 
 class HeadInput(torch.nn.Module):

@@ -1,0 +1,1 @@
+"""The model backend that runs models of transformers."""
