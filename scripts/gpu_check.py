@@ -10,6 +10,7 @@ CUDA device. Takes a few minutes.
 from __future__ import annotations
 
 import argparse
+import gc
 import importlib
 import json
 import sys
@@ -26,9 +27,12 @@ SECTIONS = ("attention_kernels", "attention_bandwidth", "engine_speed")
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--only", default="", help="sections whose name contains this")
+    parser.add_argument("--only", default="", help=f"sections whose name contains this: {', '.join(SECTIONS)}")
     parser.add_argument("--json", type=Path, help="also write the results here")
     options = parser.parse_args()
+    sections = [name for name in SECTIONS if options.only in name]
+    if not sections:
+        parser.error(f"no section's name contains {options.only!r}: they are {', '.join(SECTIONS)}")
     import torch
 
     if not torch.cuda.is_available():
@@ -41,21 +45,21 @@ def main() -> int:
     major, minor = torch.cuda.get_device_capability(device)
     print(f"{torch.cuda.get_device_name(device)}, sm_{major}{minor}, torch {torch.__version__}, triton {triton.__version__}")
     begin, results = time.monotonic(), []
-    for name in SECTIONS:
-        if options.only not in name:
-            continue
-        print(f"\n{name}", flush=True)
+    for name in sections:
+        print(f"\n{name}, after {time.monotonic() - begin:.0f} s", flush=True)
         try:
+            gc.collect()
+            torch.cuda.empty_cache()  # engines count what is free on the device
             for check in importlib.import_module(f"gpu_checks.{name}").run(device):
                 results.append(check)
                 print(f"  {check}", flush=True)
         except Exception:
             results.append(Check(name, False, traceback.format_exc(limit=-3)))
             print(f"  {results[-1]}", flush=True)
+        if options.json is not None:  # each time: the rest may take longer than there is
+            options.json.write_text(json.dumps([check.data() for check in results], indent=1))
     failed = [check for check in results if not check.passed]
     print(f"\n{len(results)} checks, {len(failed)} failed, {time.monotonic() - begin:.0f} s")
-    if options.json is not None:
-        options.json.write_text(json.dumps([check.data() for check in results], indent=1))
     return 1 if failed or not results else 0
 
 

@@ -52,7 +52,8 @@ def _guarded(name: str, check: Callable[[], float]) -> Check:
     try:
         return Check(name, True, f"largest error {check():.1e}")
     except Exception as error:
-        return Check(name, False, f"{type(error).__name__}: {str(error).strip().splitlines()[-1][:150]}")
+        lines = str(error).strip().splitlines() or [""]
+        return Check(name, False, f"{type(error).__name__}: {lines[-1][:150]}")
 
 
 def query_of(device: torch.device, geometry: str, types: tuple[str, str], changes: dict[str, Any]) -> AttentionQuery:

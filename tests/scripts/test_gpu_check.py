@@ -81,3 +81,9 @@ def test_without_a_gpu_it_says_so() -> None:
     run = subprocess.run(command, capture_output=True, text=True, timeout=120)
     assert run.returncode == 2
     assert "there is no CUDA device" in run.stderr
+
+
+def test_sections_are_told_where_none_is_meant() -> None:
+    run = subprocess.run([sys.executable, str(SCRIPTS / "gpu_check.py"), "--only", "sampler"], capture_output=True, text=True)
+    assert run.returncode == 2
+    assert "'sampler': they are attention_kernels, attention_bandwidth, engine_speed" in run.stderr

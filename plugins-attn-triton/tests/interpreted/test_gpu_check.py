@@ -36,6 +36,13 @@ def test_a_wrong_kernel_fails(kernels: ModuleType, monkeypatch: pytest.MonkeyPat
     assert str(check).startswith("FAIL")
 
 
+def test_an_error_without_words_is_a_failure_as_well(kernels: ModuleType) -> None:
+    def wordless() -> float:
+        raise AssertionError
+
+    assert str(kernels._guarded("name", wordless)).rstrip().endswith("AssertionError:")
+
+
 def test_prefill_and_decode_are_timed(kernels: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
     from pegboard_attn_triton.tuning.search import Load
 

@@ -173,6 +173,13 @@ def test_notes_are_whole(tmp_path: Path) -> None:
     assert all([file.name for file in each.iterdir()] == ["key.json"] for each in found)
 
 
+def test_a_folder_that_cannot_be_written_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "file").write_text("")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
+    with pytest.raises(forward.CompilationError, match=r"cannot be kept in .*file.*XDG_CACHE_HOME; .*torch_compile=false"):
+        folder_module.code_folder({})
+
+
 def test_a_compiler_is_needed(open_llm: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     def none() -> str:
         raise InvalidCxxCompiler

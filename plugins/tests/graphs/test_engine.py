@@ -15,6 +15,7 @@ from pegboard.plugins import WorkerExtensionProvider, hookimpl
 from pegboard.testing.checkpoints import make_checkpoint
 from pegboard_plugins.graphs.runner import DecodeGraphRunner
 from pegboard_plugins.worker import memory
+from pegboard_plugins.worker.links import Links
 
 GREEDY = SamplingParams(temperature=0.0, max_tokens=12, ignore_eos=True)
 LENGTHS = (3, 20, 1, 9, 33, 14, 2, 7, 5, 11)
@@ -186,3 +187,15 @@ def test_groups_of_layers_are_refilled_each(open_llm: Any, tmp_path: Path, repla
         found.append(answers(llm, LENGTHS[:4], params))
         assert bool(replayed) != eager
     assert found[0] == found[1]
+
+
+def test_graphs_go_before_ranks_part(open_llm: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A communicator whose operations are in graphs cannot close."""
+    events: list[str] = []
+    drop, close = DecodeGraphRunner.drop, Links.close
+    monkeypatch.setattr(DecodeGraphRunner, "drop", lambda self: events.append(f"drop {len(self.report.sizes)}") or drop(self))
+    monkeypatch.setattr(Links, "close", lambda self: events.append("close") or close(self))
+    llm = open_llm()
+    events.clear()
+    llm.shutdown()
+    assert events == ["drop 4", "close"]

@@ -5,12 +5,13 @@ from __future__ import annotations
 import logging
 
 import pytest
+import torch
 
 from pegboard.config import EngineConfig
 from pegboard.contracts.platform import Platform
 from pegboard.testing.conformance.graph_runner import GraphRunnerConformance
 from pegboard.testing.graph_session import GraphSession
-from pegboard.testing.recorded_graphs import RecordedGraph, RecordingPlatform
+from pegboard.testing.recorded_graphs import RecordedGraph, RecordedGraphs, RecordingPlatform
 from pegboard_plugins.graphs.runner import DecodeGraphRunner
 
 
@@ -49,3 +50,16 @@ def test_all_graphs_share_a_pool() -> None:
     measured, captured = platform.pools
     assert 0 < measured.num_bytes < captured.num_bytes == report.num_bytes
     assert report.num_bytes <= expected, "no graph takes more than the second largest, which was measured"
+
+
+def test_a_capture_that_finds_no_memory_says_what_leaves_more(monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*_: object) -> None:
+        raise torch.OutOfMemoryError("tried to allocate 20 GiB")
+
+    session = GraphSession(DecodeGraphRunner, RecordingPlatform())
+    monkeypatch.setattr(RecordedGraphs, "capture", full)
+    remedy = r"a smaller KV cache \(kv_cache.memory_fraction\) leaves more memory, compilation.enforce_eager=true does without"
+    for call in (session.runner.measure, session.runner.capture):
+        with pytest.raises(RuntimeError, match=rf"a graph of 6 rows could not be captured: tried .*; {remedy}"):
+            call(session.target())
+        session.check([("a", 1)], replayed=False)

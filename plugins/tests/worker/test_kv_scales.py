@@ -7,10 +7,10 @@ from typing import Any
 import pytest
 import torch
 
+from pegboard.config import KVCacheSettings
 from pegboard.contracts.attention import AttentionLayer
 from pegboard.contracts.weight_loader import WeightsError
 from pegboard.testing.memory_weights import memory_handles
-from pegboard_plugins.worker.dtypes import resolve_kv_dtype
 from pegboard_plugins.worker.kv_scales import read_scale, split_scales, stored_scales, with_scales
 
 LAYERS = [AttentionLayer(f"model.layers.{i}.self_attn", 4, 2, 16, 0.25) for i in range(2)]
@@ -21,9 +21,9 @@ def handles(**tensors: Any) -> Any:
 
 
 def test_names_of_the_dtype() -> None:
-    assert resolve_kv_dtype("auto", "bfloat16") == "bfloat16"
-    assert resolve_kv_dtype("fp8", "bfloat16") == resolve_kv_dtype("fp8_e4m3", "float32") == "float8_e4m3fn"
-    assert resolve_kv_dtype("int8", "float32") == "int8"
+    assert KVCacheSettings().stored_dtype("bfloat16") == "bfloat16"
+    assert {KVCacheSettings(dtype=name).stored_dtype("float32") for name in ("fp8", "fp8_e4m3")} == {"float8_e4m3fn"}
+    assert KVCacheSettings(dtype="int8").stored_dtype("float32") == "int8"
 
 
 def test_scales_are_told_from_weights_in_both_spellings() -> None:

@@ -125,6 +125,11 @@ class KVCacheSettings(Section):
         default=0.9, description="share of a device's memory that the engine may use when memory is not given"
     )
 
+    def stored_dtype(self, dtype: str) -> str:
+        """torch's name for the type of what is stored, where the model computes in ``dtype``."""
+        names = {"auto": dtype, "fp8": "float8_e4m3fn", "fp8_e4m3": "float8_e4m3fn"}
+        return names.get(self.dtype, self.dtype)
+
 
 class AttentionConfig(Section):
     principal: ClassVar[str] = "backend"

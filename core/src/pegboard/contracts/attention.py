@@ -40,6 +40,26 @@ class AttentionQuery:
     sinks: bool = False
     kv_scales: KVScales = "none"
 
+    @classmethod
+    def of(
+        cls, layer: AttentionLayer, *, device: str, dtype: str, kv_dtype: str, block_size: int, kv_scales: KVScales = "none"
+    ) -> AttentionQuery:
+        """What ``layer`` asks for, computed in ``dtype`` over a cache of ``kv_dtype``."""
+        return cls(
+            device=device,
+            dtype=dtype,
+            kv_dtype=kv_dtype,
+            num_heads=layer.num_heads,
+            num_kv_heads=layer.num_kv_heads,
+            head_size=layer.head_size,
+            block_size=block_size,
+            sliding_window=layer.sliding_window,
+            logits_soft_cap=layer.logits_soft_cap,
+            alibi=layer.alibi_slopes is not None,
+            sinks=layer.sinks is not None,
+            kv_scales=kv_scales,
+        )
+
 
 @dataclass(frozen=True, slots=True)
 class Support:

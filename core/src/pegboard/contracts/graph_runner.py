@@ -106,4 +106,5 @@ class GraphRunner(abc.ABC):
 
     @abc.abstractmethod
     def drop(self) -> None:
-        """Give graphs and their memory back, before weights or KV cache go away. Idempotent."""
+        """Give graphs and their memory back, before weights or KV cache go away or ``GraphTarget.communicator`` is closed, which
+        graphs with its operations keep from closing. Idempotent."""

@@ -124,6 +124,19 @@ def _auto(query: AttentionQuery, host: PluginHost) -> AttentionChoice:
     return AttentionChoice(*backends[chosen], (why, *left, *reasons))
 
 
+def answers(query: AttentionQuery, host: PluginHost) -> dict[str, str]:
+    """Every backend by name: "qualifies", or all that keeps it from serving ``query``."""
+    found = {}
+    for name, provider in host.providers("attention").items():
+        try:
+            support = _support(load_target(provider, host), query, host.label(provider))
+        except PluginError as error:
+            found[name] = f"failed: {error}"
+            continue
+        found[name] = "qualifies" if support.ok else "; ".join(support.reasons)
+    return found
+
+
 def _expected(provider: Provider, query: AttentionQuery, host: PluginHost) -> bool:
     """Whether anybody counts on it: our own packages' for accelerators are no loss on a processor."""
     record = host.record(provider.plugin)

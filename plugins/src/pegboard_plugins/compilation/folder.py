@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from pegboard.wire import World
+from pegboard_plugins.compilation.forward import REMEDY, CompilationError
 from pegboard_plugins.loaders.packaged import cache_folder
 
 if TYPE_CHECKING:
@@ -37,17 +38,28 @@ def key_parts(composition: Composition, world: World, dtype: str, device: torch.
 
 def code_folder(parts: dict[str, Any]) -> Path:
     """Made if it is not there, with ``key.json`` that says what it is for. Any number of processes may share it: the compiler
-    puts whole files in place, and so does this."""
+    puts whole files in place, and so does this. Raises ``CompilationError`` where it cannot be written."""
     text = json.dumps(parts, indent=1, sort_keys=True, default=repr)
     folder = cache_folder() / "compiled" / hashlib.sha256(text.encode()).hexdigest()[:24]
-    folder.mkdir(parents=True, exist_ok=True)
-    note = folder / "key.json"
-    if not note.exists():
-        handle, temporary = tempfile.mkstemp(dir=folder, prefix="key-")
-        with os.fdopen(handle, "w") as file:
-            file.write(text)
-        os.replace(temporary, note)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        _put(folder / "key.json", text)
+    except OSError as error:
+        raise CompilationError(
+            f"compiled code cannot be kept in {folder}: {error}; name another place in the environment variable XDG_CACHE_HOME; "
+            f"{REMEDY}"
+        ) from error
     return folder
+
+
+def _put(note: Path, text: str) -> None:
+    """The whole file, if there is none."""
+    if note.exists():
+        return
+    handle, temporary = tempfile.mkstemp(dir=note.parent, prefix="key-")
+    with os.fdopen(handle, "w") as file:
+        file.write(text)
+    os.replace(temporary, note)
 
 
 def _device_name(device: torch.device) -> str:

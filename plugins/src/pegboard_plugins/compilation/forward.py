@@ -23,7 +23,7 @@ _BACKEND = "inductor"
 _VARIANTS = 64
 """Of one function: three for each kind of layer and type of numbers that a process has. More are an error, because torch would
 go on without compiling and without a word."""
-_REMEDY = "compilation.torch_compile=false does without"
+REMEDY = "compilation.torch_compile=false does without"
 
 
 class CompilationError(RuntimeError):
@@ -55,7 +55,7 @@ class CompiledForward:
                 return self._forward(*args, **kwargs)
             except (torch._dynamo.exc.TorchDynamoException, torch._dynamo.exc.FailOnRecompileLimitHit) as error:
                 lines = str(error).strip().splitlines() or [type(error).__name__]
-                raise CompilationError(f"{self._name} could not be compiled: {lines[0]}; {_REMEDY}") from error
+                raise CompilationError(f"{self._name} could not be compiled: {lines[0]}; {REMEDY}") from error
 
 
 def compile_forward(model: Model, folder: Path, device: torch.device) -> None:
@@ -63,7 +63,7 @@ def compile_forward(model: Model, folder: Path, device: torch.device) -> None:
     the compiler that the device needs."""
     if not model.capturable:
         raise CompilationError(
-            f"{type(model).__name__} does not say that its forward can be compiled (capturable is false); {_REMEDY}"
+            f"{type(model).__name__} does not say that its forward can be compiled (capturable is false); {REMEDY}"
         )
     if device.type == "cpu":
         _find_compiler()
@@ -81,7 +81,7 @@ def _find_compiler() -> None:
     except InvalidCxxCompiler as error:
         raise CompilationError(
             "compilation.torch_compile on a cpu needs a C++ compiler, and there is none: install g++ or clang++, or name one in "
-            f"the environment variable CXX; {_REMEDY}"
+            f"the environment variable CXX; {REMEDY}"
         ) from error
 
 

@@ -22,7 +22,8 @@ class CudaGraph(DeviceGraph):
 
 class CudaGraphs(DeviceGraphs):
     """Recorded on a stream of its own, as CUDA demands; what other threads of the process do on the device meanwhile is allowed
-    and not recorded."""
+    and not recorded. No two pools share a stream: torch keeps a workspace for cuBLAS per stream, which graphs use, and frees it
+    with any graph that was recorded on that stream."""
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
@@ -33,14 +34,27 @@ class CudaGraphs(DeviceGraphs):
     def capture(self, function: Callable[[], None]) -> CudaGraph:
         current = torch.cuda.current_stream(self._device)
         self._stream.wait_stream(current)
-        with torch.cuda.stream(self._stream):
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.stream(self._stream):  # comes to its end also where torch.cuda.graph does not
             for _ in range(_WARM_UPS):
                 function()
+            self._record(graph, function)
         current.wait_stream(self._stream)
-        graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph, pool=self._pool, stream=self._stream, capture_error_mode="thread_local"):
-            function()
         return CudaGraph(graph)
+
+    def _record(self, graph: torch.cuda.CUDAGraph, function: Callable[[], None]) -> None:
+        problems: list[BaseException] = []
+        try:
+            with torch.cuda.graph(graph, pool=self._pool, stream=self._stream, capture_error_mode="thread_local"):
+                try:
+                    function()
+                except BaseException as error:
+                    problems.append(error)
+                    raise
+        except RuntimeError as error:
+            if not problems or error is problems[0]:
+                raise
+            raise problems[0] from None  # a recording that was broken off cannot be ended, and that error says nothing of why
 
     @property
     def num_bytes(self) -> int:

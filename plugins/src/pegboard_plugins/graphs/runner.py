@@ -134,7 +134,9 @@ class DecodeGraphRunner(GraphRunner):
         try:
             graph = pool.capture(lambda: self._outputs.take(target.forward(inputs, metadata)))
         except RuntimeError as error:
+            full = isinstance(error, torch.OutOfMemoryError)
+            room = "a smaller KV cache (kv_cache.memory_fraction) leaves more memory, " if full else ""
             raise RuntimeError(
-                f"a graph of {size} rows could not be captured: {error}; compilation.enforce_eager=true does without graphs"
+                f"a graph of {size} rows could not be captured: {error}; {room}compilation.enforce_eager=true does without graphs"
             ) from error
         self._captured[size] = _Captured(graph, metadata)

@@ -57,7 +57,12 @@ class AttentionChoices:
         """Raises ``CompositionError`` where no backend can serve some layer."""
         self._composition, self._device = composition, device
         self._scaled: dict[str, AttentionLayer] = {}
-        self._queries = {layer.name: _query(layer, device, dtype, block_size, kv_dtype, kv_scales) for layer in layers}
+        self._queries = {
+            layer.name: AttentionQuery.of(
+                layer, device=device.type, dtype=dtype, kv_dtype=kv_dtype, block_size=block_size, kv_scales=kv_scales
+            )
+            for layer in layers
+        }
         self._choices = {query: select_attention(query, composition) for query in dict.fromkeys(self._queries.values())}
 
     def report(self) -> list[dict[str, Any]]:
@@ -114,22 +119,3 @@ class AttentionChoices:
         for name, query in self._queries.items():
             kinds.setdefault(query, []).append(name)
         return kinds
-
-
-def _query(
-    layer: AttentionLayer, device: torch.device, dtype: str, block_size: int, kv_dtype: str, kv_scales: KVScales
-) -> AttentionQuery:
-    return AttentionQuery(
-        device=device.type,
-        dtype=dtype,
-        kv_dtype=kv_dtype,
-        num_heads=layer.num_heads,
-        num_kv_heads=layer.num_kv_heads,
-        head_size=layer.head_size,
-        block_size=block_size,
-        sliding_window=layer.sliding_window,
-        logits_soft_cap=layer.logits_soft_cap,
-        alibi=layer.alibi_slopes is not None,
-        sinks=layer.sinks is not None,
-        kv_scales=kv_scales,
-    )

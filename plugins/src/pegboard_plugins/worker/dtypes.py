@@ -28,11 +28,6 @@ def resolve_dtype(configured: str, stated: str | None, platform: Platform) -> st
     return chosen
 
 
-def resolve_kv_dtype(configured: str, dtype: str) -> str:
-    """The name of the KV cache's dtype: ``configured`` in torch's spelling, or for "auto" the compute ``dtype``."""
-    return dtype if configured == "auto" else {"fp8": FLOAT8, "fp8_e4m3": FLOAT8}.get(configured, configured)
-
-
 def _loses(stated: str, chosen: str) -> bool:
     smaller_range = chosen == "float16" and stated != "float16"
     return smaller_range or _FRACTION_BITS.get(stated, 99) > _FRACTION_BITS[chosen]

@@ -12,7 +12,7 @@ from pegboard.contracts.attention import KVScales
 from pegboard.contracts.model import Model
 from pegboard.contracts.weight_loader import WeightHandle
 from pegboard_plugins.worker.attention_groups import AttentionChoices
-from pegboard_plugins.worker.dtypes import FLOAT8, resolve_kv_dtype
+from pegboard_plugins.worker.dtypes import FLOAT8
 from pegboard_plugins.worker.kv_scales import Scales, measured_scales, read_scale, split_scales, stored_scales, with_scales
 from pegboard_plugins.worker.links import Stage
 
@@ -33,7 +33,7 @@ class KVPrecision:
         """``dtype``: in which the model computes."""
         self._composition, self._compute = composition, dtype
         self._settings = composition.config.kv_cache
-        self.name = resolve_kv_dtype(self._settings.dtype, dtype)
+        self.name = self._settings.stored_dtype(dtype)
         self.dtype: torch.dtype = getattr(torch, self.name)
         self._stored: dict[tuple[str, str], float] = {}
 

@@ -120,6 +120,8 @@ class StandardWorker(Worker):
         self._stopped = True
         if hasattr(self, "device"):
             self.composition.host.hook.worker_stopping(context=self._context())
+        if hasattr(self, "runner") and self.runner.graphs is not None:
+            self.runner.graphs.drop()  # NCCL does not close a communicator while there are graphs with its operations
         if hasattr(self, "links"):
             self.links.close()
         if hasattr(self, "runner"):

@@ -28,6 +28,9 @@ def add_parser(subparsers: Any) -> argparse.ArgumentParser:
     _action(actions, "list", "every installed plugin, its status, and what it offers")
     show = _action(actions, "show", "one plugin, provider or kind of part")
     show.add_argument("name", metavar="NAME", help="a plugin, a distribution, a provider, or a kind such as executor")
+    show.add_argument(
+        "--model", metavar="MODEL", help="with NAME 'attention': which backends can serve this model on this machine, and why not"
+    )
     check = _action(actions, "check", "load what one plugin offers, or one provider, and compare it with the contracts")
     check.add_argument("name", metavar="NAME", help="a plugin, a distribution, or a provider")
     doctor = _action(actions, "doctor", "everything that is wrong; exit status 1 if anything is")
@@ -149,9 +152,12 @@ def _show(args: argparse.Namespace, host: PluginHost) -> Answer:
     for item in found:
         if item["what"] == "kind":
             item["chosen"] = _chosen(item["kind"], args.config, host)
+        if item["what"] == "kind" and item["kind"] == "attention":
+            item["layers"] = _attention(args)
     lines: list[str] = []
     for item in found:
-        lines += ["", *_facts(item)] if lines else _facts(item)
+        told = _facts({key: value for key, value in item.items() if key != "layers"}) + _layers(item.get("layers", []))
+        lines += ["", *told] if lines else told
     return 0, found, lines
 
 
@@ -162,6 +168,27 @@ def _chosen(kind: str, config: str | None, host: PluginHost) -> str:
 
     settings, problems = load_draft(file=config, model="any").attempt()
     return f"not known: {'; '.join(map(str, problems))}" if settings is None else choice_of(kind, settings, host)
+
+
+def _attention(args: argparse.Namespace) -> list[dict[str, Any]]:
+    """What ``attention_data`` says of the model that is configured, if one is. The rest of the configuration is that of ``show``:
+    the file and the environment."""
+    from pegboard.config.load import load_draft
+    from pegboard.engine.bootstrap import prepare
+    from pegboard.plugins.attention_report import attention_data
+
+    given = {"model": args.model} if args.model else {}
+    if not given and not load_draft(file=args.config).is_set("model"):
+        return []
+    return attention_data(prepare(file=args.config, **given).composition)
+
+
+def _layers(found: list[dict[str, Any]]) -> list[str]:
+    lines = []
+    for kind in found:
+        lines += [f"layers: {kind['layers']}", f"  chosen: {kind['chosen']}"]
+        lines += [f"  {name}: {answer}" for name, answer in kind["backends"].items()]
+    return lines
 
 
 def _facts(item: dict[str, Any], indent: str = "") -> list[str]:
