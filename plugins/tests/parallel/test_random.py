@@ -18,16 +18,17 @@ Requests = list[tuple[list[int], SamplingParams]]
 VOCAB, MAX_LEN = 777, 64
 
 
-def draw_model(draw: random.Random, folder: Path) -> tuple[int, int, dict[str, Any]]:
-    """Writes a checkpoint. Ranks that share a layer, stages, and the section ``executor``."""
+def draw_model(draw: random.Random, folder: Path) -> tuple[int, int, dict[str, Any], int]:
+    """Writes a checkpoint. Ranks that share a layer, stages, the section ``executor``, and how many block tables at most."""
     heads, key_heads, tp = draw.choice([(4, 2, 2), (4, 1, 2), (8, 2, 4), (12, 2, 4), (9, 3, 3), (6, 3, 1)])
     num_layers = draw.randrange(2, 6)
     pp = draw.randrange(1 if tp > 1 else 2, min(num_layers, 3) + 1)
     cuts = [0, *sorted(draw.sample(range(1, num_layers), pp - 1)), num_layers]
     split = [end - start for start, end in itertools.pairwise(cuts)]
+    architecture = draw.choice(list(ARCHITECTURES))
     make_checkpoint(
         folder,
-        draw.choice(list(ARCHITECTURES)),
+        architecture,
         num_layers=num_layers,
         num_heads=heads,
         num_kv_heads=key_heads,
@@ -38,12 +39,12 @@ def draw_model(draw: random.Random, folder: Path) -> tuple[int, int, dict[str, A
         tokenizer_size=VOCAB - draw.choice([0, 9]),
         tie_word_embeddings=draw.random() < 0.5,
     )
-    return tp, pp, {"pipeline_split": draw.choice([split, None])}
+    return tp, pp, {"pipeline_split": draw.choice([split, None])}, num_layers if "Gemma" in architecture else 1
 
 
-def draw_settings(draw: random.Random) -> dict[str, Any]:
+def draw_settings(draw: random.Random, num_tables: int) -> dict[str, Any]:
     block_size = draw.choice([1, 4, 16])
-    enough = -(-MAX_LEN // block_size) + 1
+    enough = num_tables * -(-MAX_LEN // block_size) + 1
     return {
         "max_model_len": MAX_LEN,
         "seed": draw.choice([None, 5]),
@@ -93,8 +94,8 @@ def drive(llm: LLM, requests: Requests, begins: list[int], ends: dict[int, int])
 @pytest.mark.parametrize("seed", range(4))
 def test_answers_are_those_of_one_rank(open_llm: Any, tmp_path: Path, seed: int) -> None:
     draw = random.Random(seed)
-    tp, pp, executor = draw_model(draw, tmp_path)
-    settings, requests = draw_settings(draw), draw_requests(draw, 10)
+    tp, pp, executor, num_tables = draw_model(draw, tmp_path)
+    settings, requests = draw_settings(draw, num_tables), draw_requests(draw, 10)
     begins = [draw.choice([0, draw.randrange(25)]) for _ in requests]
     ends = {i: begins[i] + draw.randrange(12) for i in range(len(requests)) if draw.random() < 0.25}
     one = open_llm(tmp_path, **settings)
