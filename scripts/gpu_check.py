@@ -17,6 +17,7 @@ import sys
 import time
 import traceback
 from pathlib import Path
+from typing import Any
 
 ROOT = Path(__file__).resolve().parents[1]
 sys.path[:0] = [str(ROOT / "scripts"), *(str(ROOT / folder / "src") for folder in ("core", "plugins", "plugins-attn-triton"))]
@@ -53,14 +54,20 @@ def main() -> int:
             for check in importlib.import_module(f"gpu_checks.{name}").run(device):
                 results.append(check)
                 print(f"  {check}", flush=True)
+                write(options.json, results)
         except Exception:
             results.append(Check(name, False, traceback.format_exc(limit=-3)))
             print(f"  {results[-1]}", flush=True)
-        if options.json is not None:  # each time: the rest may take longer than there is
-            options.json.write_text(json.dumps([check.data() for check in results], indent=1))
+            write(options.json, results)
     failed = [check for check in results if not check.passed]
     print(f"\n{len(results)} checks, {len(failed)} failed, {time.monotonic() - begin:.0f} s")
     return 1 if failed or not results else 0
+
+
+def write(file: Path | None, results: list[Any]) -> None:
+    """After each check: the rest may take longer than there is."""
+    if file is not None:
+        file.write_text(json.dumps([check.data() for check in results], indent=1))
 
 
 if __name__ == "__main__":

@@ -109,28 +109,35 @@ def same_tokens(folder: Path, rows: int = 24, **settings: Any) -> Iterator[Check
 
 
 def speeds(folder: Path, device: torch.device, setup: Setup) -> Iterator[Check]:
-    """Tokens generated per second, prompts included in the time: Pegboard eager, with graphs, and with graphs of compiled code;
-    then transformers."""
+    """Tokens generated per second, prompts included in the time: Pegboard eager and with graphs, then transformers; Pegboard with
+    graphs of compiled code comes last, because compiling takes longest."""
     model = write_config(folder / "model", setup)
     eager: dict[int, float] = {}
-    for mode in ("eager", "graphs", "compiled") if setup.compiled else ("eager", "graphs"):
-        options = {
-            "dtype": setup.dtype,
-            "load_format": "dummy",
-            "max_model_len": setup.prompt + setup.tokens,
-            "scheduler": {"max_num_seqs": max(setup.batches), "max_num_batched_tokens": 4096},
-            "kv_cache": {"memory_fraction": 0.5},
-            **setup.settings,
-        }
-        with closing(Engine(model, mode == "eager", options, mode == "compiled")) as engine:
-            if mode == "graphs":
-                yield memory_check(engine)
-            for batch in setup.batches:
-                rate = engine.rate(setup, batch)
-                detail = f"{rate:8.0f} tokens/s" + ("" if mode == "eager" else f", {rate / eager[batch]:.2f} x eager")
-                eager.setdefault(batch, rate)
-                yield Check(f"pegboard {mode}, batch {batch}", rate > 0, detail, {"tokens_per_s": rate})
+    yield from mode_speeds(model, "eager", setup, eager)
+    yield from mode_speeds(model, "graphs", setup, eager)
     yield from peer_speeds(model, device, setup, eager)
+    if setup.compiled:
+        yield from mode_speeds(model, "compiled", setup, eager)
+
+
+def mode_speeds(model: Path, mode: str, setup: Setup, eager: dict[int, float]) -> Iterator[Check]:
+    """``eager``: rates by batch, which that mode fills in."""
+    options = {
+        "dtype": setup.dtype,
+        "load_format": "dummy",
+        "max_model_len": setup.prompt + setup.tokens,
+        "scheduler": {"max_num_seqs": max(setup.batches), "max_num_batched_tokens": 4096},
+        "kv_cache": {"memory_fraction": 0.5},
+        **setup.settings,
+    }
+    with closing(Engine(model, mode == "eager", options, mode == "compiled")) as engine:
+        if mode == "graphs":
+            yield memory_check(engine)
+        for batch in setup.batches:
+            rate = engine.rate(setup, batch)
+            detail = f"{rate:8.0f} tokens/s" + ("" if mode == "eager" else f", {rate / eager[batch]:.2f} x eager")
+            eager.setdefault(batch, rate)
+            yield Check(f"pegboard {mode}, batch {batch}", rate > 0, detail, {"tokens_per_s": rate})
 
 
 def memory_check(engine: Engine) -> Check:

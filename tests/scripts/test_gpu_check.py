@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import pytest
@@ -87,3 +90,34 @@ def test_sections_are_told_where_none_is_meant() -> None:
     run = subprocess.run([sys.executable, str(SCRIPTS / "gpu_check.py"), "--only", "sampler"], capture_output=True, text=True)
     assert run.returncode == 2
     assert "'sampler': they are attention_kernels, attention_bandwidth, engine_speed" in run.stderr
+
+
+def test_a_section_that_fails_hides_no_other(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(SCRIPTS))
+    pytest.importorskip("triton")
+    import gpu_check
+    from gpu_checks.report import Check
+
+    def section(broken: bool) -> ModuleType:
+        def run(device: torch.device) -> Iterator[Check]:
+            assert device.type == "cuda"
+            yield Check("first", True, "", {"rate": 1.0})
+            if broken:
+                raise RuntimeError("an illegal memory access")
+            yield Check("second", True, "")
+
+        made = ModuleType("section")
+        made.run = run  # type: ignore[attr-defined]
+        return made
+
+    for name in gpu_check.SECTIONS:
+        monkeypatch.setitem(sys.modules, f"gpu_checks.{name}", section(name == gpu_check.SECTIONS[1]))
+    answers = {"is_available": True, "current_device": 0, "get_device_capability": (9, 0), "get_device_name": "stand-in"}
+    for function, answer in {**answers, "empty_cache": None}.items():
+        monkeypatch.setattr(torch.cuda, function, lambda *_, answer=answer: answer)
+    monkeypatch.setattr(sys, "argv", ["gpu_check.py", "--json", str(tmp_path / "results")])
+    assert gpu_check.main() == 1
+    found = json.loads((tmp_path / "results").read_text())
+    assert [check["passed"] for check in found] == [True, True, True, False, True, True]
+    assert found[0] == {"name": "first", "passed": True, "detail": "", "figures": {"rate": 1.0}}
+    assert "an illegal memory access" in found[3]["detail"]

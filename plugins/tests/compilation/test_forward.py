@@ -178,6 +178,9 @@ def test_a_folder_that_cannot_be_written_is_told(tmp_path: Path, monkeypatch: py
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
     with pytest.raises(forward.CompilationError, match=r"cannot be kept in .*file.*XDG_CACHE_HOME; .*torch_compile=false"):
         folder_module.code_folder({})
+    monkeypatch.setenv(forward._FOLDER, str(tmp_path / "file" / "mine"))
+    with pytest.raises(forward.CompilationError, match=r"cannot be kept in .*file/mine.*TORCHINDUCTOR_CACHE_DIR.*torch_compile="):
+        forward.compile_forward(TwoGroupModel(torch.device("cpu")), tmp_path, torch.device("cpu"))
 
 
 def test_a_compiler_is_needed(open_llm: Any, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from pegboard import LLM, SamplingParams
+from pegboard import LLM, SamplingParams, StructuredOutputs
 from pegboard.contracts.worker import WorkerExtension
 from pegboard.plugins import WorkerExtensionProvider, hookimpl
 from pegboard.testing.checkpoints import make_checkpoint
@@ -116,6 +116,41 @@ def test_ranks_that_share_layers_replay_together(open_llm: Any, wanted: list[lis
     assert replayed
     found = open_llm(tp=2).collective_rpc("graph_report")
     assert all("ThreadCommunicator, over which ranks share layers, cannot be captured" in r["off"][0] for r in found)
+
+
+KINDS: list[dict[str, Any]] = [
+    {},
+    {"logprobs": 2},
+    {"temperature": 0.8, "seed": 3, "n": 2},
+    {"prompt_logprobs": 1},
+    {"repetition_penalty": 1.3},
+    {"logit_bias": {7: 3.0}},
+    {"structured_outputs": StructuredOutputs(regex="[ab ]{1,6}"), "ignore_eos": False},
+]
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"scheduler": {"max_num_seqs": 1}},
+        {"scheduler": {"max_num_seqs": 8, "max_num_batched_tokens": 10}, "max_model_len": 70},
+        {"kv_cache": {"num_blocks": 20, "block_size": 8}, "compilation": {"capture_sizes": [3, 8, 3, 5]}},
+        {"pp": 2, "kv_cache": {"num_blocks": 20, "block_size": 8}},
+    ],
+    ids=["one at a time", "chunks", "preempted", "preempted, stages"],
+)
+def test_requests_of_all_kinds_are_answered_as_without(open_llm: Any, replayed: list[int], settings: dict[str, Any]) -> None:
+    draw = random.Random(1)
+    lengths = tuple(draw.choice([1, 2, 9, 20, 40]) for _ in range(14))
+    given = [{"temperature": 0.0, "max_tokens": draw.randrange(1, 25), "ignore_eos": True} for _ in lengths]
+    params = [SamplingParams(**{**each, **KINDS[i % len(KINDS)]}) for i, each in enumerate(given)]
+    found = []
+    for eager in (True, False):
+        own = {**settings, "compilation": {"enforce_eager": True}} if eager else settings
+        outputs = open_llm(**own).generate(prompts(*lengths), params)
+        found.append([[list(answer.token_ids) for answer in output.outputs] for output in outputs])
+        assert bool(replayed) != eager
+    assert found[0] == found[1]
 
 
 class Inside(WorkerExtension):

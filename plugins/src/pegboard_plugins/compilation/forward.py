@@ -59,17 +59,31 @@ class CompiledForward:
 
 
 def compile_forward(model: Model, folder: Path, device: torch.device) -> None:
-    """Replace ``model.forward``. Raises ``CompilationError`` for a model that does not say that it can be compiled, and without
-    the compiler that the device needs."""
+    """Replace ``model.forward``. Raises ``CompilationError`` for a model that does not say that it can be compiled, without the
+    compiler that the device needs, and where code cannot be kept."""
     if not model.capturable:
         raise CompilationError(
             f"{type(model).__name__} does not say that its forward can be compiled (capturable is false); {REMEDY}"
         )
+    _check_named_folder()
     if device.type == "cpu":
         _find_compiler()
     attention.leave_out_of_compilation()
     model.forward = CompiledForward(model, folder)  # type: ignore[method-assign]
     log.info("the forward of %s will be compiled; code is kept in %s", type(model).__name__, folder)
+
+
+def _check_named_folder() -> None:
+    """The user's own; torch's compiler cannot even be imported where it cannot be made."""
+    named = os.environ.get(_FOLDER)
+    try:
+        if named:
+            os.makedirs(named, exist_ok=True)
+    except OSError as error:
+        raise CompilationError(
+            f"compiled code cannot be kept in {named}, which the environment variable {_FOLDER} names: {error}; name another "
+            f"place there; {REMEDY}"
+        ) from error
 
 
 def _find_compiler() -> None:
