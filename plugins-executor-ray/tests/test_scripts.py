@@ -183,6 +183,7 @@ def variables(nodes: Nodes) -> dict[str, str]:
     return {"RAY_AUTH_MODE": "disabled", "RAY_ADDRESS": nodes.address}
 
 
+@pytest.mark.long
 def test_ranks_that_can_never_be_placed(nodes: Nodes, variables: dict[str, str], tmp_path: Path) -> None:
     out, err = run(tmp_path, "start(ranks=4, placement_timeout=4)", status=1, **variables)
     assert out == ""

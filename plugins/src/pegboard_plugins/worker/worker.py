@@ -20,7 +20,7 @@ from pegboard.plugins.parallel import head_layers, stage_layers
 from pegboard.wire import GrammarOutput, KVCacheConfig, KVCacheSpec, MemoryReport, ModelRunnerOutput, SchedulerOutput, World
 from pegboard_plugins.compilation.folder import code_folder, key_parts
 from pegboard_plugins.compilation.forward import LeftOut, compile_forward
-from pegboard_plugins.worker import dummy_step, memory
+from pegboard_plugins.worker import device_memory, dummy_step, memory
 from pegboard_plugins.worker.cache_engine import CacheEngine
 from pegboard_plugins.worker.dtypes import resolve_dtype
 from pegboard_plugins.worker.graph_target import graph_target
@@ -74,9 +74,9 @@ class StandardWorker(Worker):
 
     @torch.no_grad()  # not inference mode: whoever updates weights in place later may do so in any mode
     def load_model(self) -> None:
-        before = self._memory_in_use()
+        before = device_memory.in_use(self.device)
         model = self._make_model()
-        self._weight_bytes = _weight_bytes(model) or max(0, self._memory_in_use() - before)
+        self._weight_bytes = device_memory.weight_bytes(model) or max(0, device_memory.in_use(self.device) - before)
         self._tell_of_model(model)
         widths = model.intermediate_widths(self.composition.spec) if self.links.pp is not None else {}
         stage = Stage(self.world, self.links.pp, widths, self.dtype, self.device)
@@ -94,7 +94,7 @@ class StandardWorker(Worker):
             stage,
         )
         self.runner.graphs = self.composition.create("graph_runner", platform=self.platform)
-        self._tidy()
+        device_memory.tidy(self.device)
 
     @torch.inference_mode()
     def compile_or_warm_up(self) -> None:
@@ -126,7 +126,7 @@ class StandardWorker(Worker):
             self.links.close()
         if hasattr(self, "runner"):
             del self.runner
-        self._tidy()
+        device_memory.tidy(getattr(self, "device", None))
 
     @rpc("lifecycle")
     def set_vocab_limit(self, limit: int) -> None:
@@ -159,9 +159,9 @@ class StandardWorker(Worker):
         scheduler = self.config.scheduler
         if self.config.compilation.torch_compile:  # what the compiler takes is not what steps take
             self._dummy_forward(self._scratch_caches(), scheduler.max_num_batched_tokens, scheduler.max_num_seqs)
-        self._tidy()
-        before = self._memory_in_use()
-        self._reset_peak()
+        device_memory.tidy(self.device)
+        before = device_memory.in_use(self.device)
+        device_memory.reset_peak(self.device)
         caches = self._scratch_caches()
         hidden, logits = self._dummy_forward(caches, scheduler.max_num_batched_tokens, scheduler.max_num_seqs)
         if self.runner.sampler is not None and isinstance(hidden, torch.Tensor) and logits is not None:
@@ -170,12 +170,12 @@ class StandardWorker(Worker):
             del logits
             dummy_step.run_prompt_logprobs(self.runner.model, hidden, self.runner.batch.vocab_limit)
         self.platform.synchronize()
-        activations = max(0, self._peak_memory() - before)
+        activations = max(0, device_memory.peak(self.device) - before)
         del hidden
-        self._tidy()
+        device_memory.tidy(self.device)
         graphs = self._measure_graphs(caches)
         del caches
-        self._tidy()
+        device_memory.tidy(self.device)
         self.links.barrier()  # what others hold for a moment must not count as taken
         booked = sum(extension.on_memory_profile() for extension in self.extensions.values())
         available, reason = self._available(activations, booked + graphs)
@@ -237,7 +237,7 @@ class StandardWorker(Worker):
         if level == 2:
             self.runner.model = None  # type: ignore[assignment]
         gc.collect()
-        self._tidy()
+        device_memory.tidy(self.device)
 
     @torch.no_grad()
     def wake_up(self, tags: list[str] | None) -> None:
@@ -248,7 +248,7 @@ class StandardWorker(Worker):
         if (tags is None or "weights" in tags) and self.runner.model is None:
             self.runner.model = self._make_model()
             self._tell_of_model(self.runner.model)
-            self._tidy()
+            device_memory.tidy(self.device)
         if (tags is None or "kv_cache" in tags) and self.runner.cache is not None and not self.runner.cache.device_caches:
             self.runner.cache.allocate()
         if self.runner.model is not None and not self._graphs.report.sizes:
@@ -338,37 +338,9 @@ class StandardWorker(Worker):
         )
         return max(0, share - used - activations - booked), reason
 
-    def _memory_in_use(self) -> int:
-        return memory.resident() if self.device.type == "cpu" else torch.cuda.memory_allocated(self.device)
-
-    def _peak_memory(self) -> int:
-        return memory.peak_resident() if self.device.type == "cpu" else torch.cuda.max_memory_allocated(self.device)
-
-    def _reset_peak(self) -> None:
-        if self.device.type == "cpu":
-            memory.reset_peak()
-        else:
-            torch.cuda.reset_peak_memory_stats(self.device)
-
-    def _tidy(self) -> None:
-        """Give back what is free, so that memory in use means what it says. (Collecting garbage takes a third of a second.)"""
-        memory.trim_heap()
-        if hasattr(self, "device") and self.device.type == "cuda":
-            torch.cuda.empty_cache()
-
     @property
     def _max_model_len(self) -> int:
         return self.config.max_model_len or self.composition.spec.max_model_len
 
     def _context(self) -> Any:
         return WorkerContext(self.config, self.composition, self.world)
-
-
-def _weight_bytes(model: Any) -> int:
-    """Bytes of the tensors that ``model.parameters()`` gives (a mapping, or an iterable as of ``torch.nn.Module``), each once;
-    0 for a model without that method."""
-    if not callable(getattr(model, "parameters", None)):
-        return 0
-    found = model.parameters()
-    tensors = found.values() if isinstance(found, Mapping) else found
-    return sum({id(t): t.numel() * t.element_size() for t in tensors}.values())
