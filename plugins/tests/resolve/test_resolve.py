@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import json
 import subprocess
@@ -245,6 +246,33 @@ class TestPackagedModels:
         assert [process.returncode for process in running] == [0, 0, 0]
         (path,) = answers
         assert Path(path).read_bytes() == parts.content
+        assert parts.calls.read_text() == "x", "those that came later waited"
+
+    def test_what_a_killed_process_left_is_removed(self, parts: Parts, tmp_path: Path) -> None:
+        parts.write(gguf=True)
+        left = tmp_path / "cache" / "pegboard" / "models" / parts.checksum[:16] / "unfinished-of-another" / "model.gguf"
+        left.parent.mkdir(parents=True)
+        left.write_bytes(parts.content[:100])
+        source = resolve("in-parts")
+        assert source is not None
+        assert Path(source.path).read_bytes() == parts.content
+        assert [file.name for file in Path(source.path).parent.iterdir()] == ["model.gguf"]
+
+    def test_a_file_system_without_locks_serves_as_well(self, parts: Parts, monkeypatch: pytest.MonkeyPatch) -> None:
+        def no_locks(descriptor: int, operation: int) -> None:
+            raise OSError(errno.ENOLCK, "No locks available")
+
+        parts.write(gguf=True)
+        monkeypatch.setattr(packaged.fcntl, "flock", no_locks)
+        source = resolve("in-parts")
+        assert source is not None
+        assert Path(source.path).read_bytes() == parts.content
+
+    def test_a_cache_that_cannot_be_made_is_no_missing_part(self, parts: Parts, monkeypatch: pytest.MonkeyPatch) -> None:
+        parts.write(gguf=True)
+        monkeypatch.setenv("XDG_CACHE_HOME", "/proc/no-cache")
+        with pytest.raises(ModelNotFound, match=r"/proc/no-cache/.*cannot be written: No such file .*set XDG_CACHE_HOME"):
+            resolve("in-parts")
 
     @pytest.mark.parametrize(
         ("fault", "expected"),
@@ -257,6 +285,7 @@ class TestPackagedModels:
                 "raise ValueError('sha256 did not match')",
                 r"damaged \(sha256 did not match\); .* pip install in-parts --force-reinstall",
             ),
+            ("raise FileNotFoundError('Missing chunk files: x')", r"not installed: pip install in-parts \(a part .*files: x"),
             ("raise OSError(28, 'No space left on device')", r"cannot be written: No space left .*set XDG_CACHE_HOME"),
         ],
     )

@@ -68,6 +68,30 @@ def test_preempted_requests_come_back(driver_of: DriverOf, depth: int, allocator
     assert driver.scheduler.stats().num_preemptions > 0, "the pool is too large for this test"
 
 
+@pytest.mark.parametrize("windows", [(8,), (9,), MIXED], ids=str)
+@pytest.mark.parametrize("depth", [2, 3])
+def test_steps_in_flight_preempt_nobody_who_has_room_without_them(
+    driver_of: DriverOf, windows: tuple[int | None, ...], depth: int
+) -> None:
+    """What they leave behind windows is waited for."""
+
+    def run(pool: int, depth: int) -> tuple[SchedulerDriver, int]:
+        driver = driver_of(pool, BLOCK, windows=windows, depth=depth, allocator="paged", max_num_batched_tokens=8)
+        requests = [make_request(f"r{i}", range(i, i + 10), 90) for i in range(2)]
+        driver.add(*requests)
+        most = 0
+        while len(driver.finished) < len(requests):
+            driver.step()
+            most = max(most, held(driver))
+        driver.assert_right(*requests)
+        return driver, most
+
+    _, most = run(200, 1)
+    assert run(most, 1)[0].scheduler.stats().num_preemptions == 0
+    driver, _ = run(most, depth)
+    assert driver.scheduler.stats().num_preemptions == 0
+
+
 def test_a_prompt_that_was_computed_is_found_behind_its_windows(driver_of: DriverOf) -> None:
     driver = driver_of(200, BLOCK, windows=MIXED)
     first = make_request("first", range(50), 30)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -24,6 +25,16 @@ def test_names_of_the_dtype() -> None:
     assert KVCacheSettings().stored_dtype("bfloat16") == "bfloat16"
     assert {KVCacheSettings(dtype=name).stored_dtype("float32") for name in ("fp8", "fp8_e4m3")} == {"float8_e4m3fn"}
     assert KVCacheSettings(dtype="int8").stored_dtype("float32") == "int8"
+
+
+@pytest.mark.parametrize("prefix", ["model.language_model.", "language_model.model."])
+@pytest.mark.parametrize("named", ["model.", "model.language_model."])
+def test_scales_of_the_text_part_of_a_checkpoint_with_images(prefix: str, named: str) -> None:
+    weights = {f"{prefix}layers.{i}.self_attn.{which}_scale": i + 0.5 for i in range(2) for which in "kv"}
+    _, found = split_scales(handles(**weights, vision_tower__layers__0__self_attn__k_scale=9.0))
+    layers = [replace(layer, name=layer.name.replace("model.", named)) for layer in LAYERS]
+    scales = stored_scales({key: read_scale(handle) for key, handle in found.items()}, layers)
+    assert scales == {f"{named}layers.{i}.self_attn": (i + 0.5, i + 0.5) for i in range(2)}
 
 
 def test_scales_are_told_from_weights_in_both_spellings() -> None:

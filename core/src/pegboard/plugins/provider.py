@@ -124,7 +124,7 @@ class GraphRunnerProvider(Provider):
 
 @dataclass(frozen=True, kw_only=True)
 class SchedulerProvider(Provider):
-    """Capabilities: async_steps, grammars, prompt_logprobs."""
+    """Capabilities: async_steps, grammars, prompt_logprobs, windows."""
 
     kind = _kind("scheduler", "schedulers", "scheduler:Scheduler", "the whole scheduler")
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from types import MappingProxyType
 
 from pegboard.contracts.kv_allocator import NULL_BLOCK, KVAllocator
 from pegboard.contracts.kv_cache_manager import BlockIds, Fork, KVCacheManager, PrefixHit
@@ -249,13 +251,16 @@ class StandardKVCacheManager(KVCacheManager):
         table = self._tables.get(request_id)
         return table.num_places if table else 0
 
-    def num_freed_by(self, request_ids: Sequence[str]) -> int:
-        """Blocks that would become free if all of these requests were freed together."""
-        drops: dict[int, int] = {}
-        for request_id in request_ids:
-            table = self._tables.get(request_id)
-            for block_id in (b for blocks in (table.held() if table else ()) for b in blocks):
-                drops[block_id] = drops.get(block_id, 0) + 1
+    def num_freed_by(self, request_ids: Iterable[str], computed: Mapping[str, int] = MappingProxyType({})) -> int:
+        """Blocks that would become free if all of ``request_ids`` were freed together, and those of ``computed`` gave up what is
+        behind their windows when so many tokens are computed."""
+        tables = self._tables
+        gone = [blocks for request_id in request_ids if request_id in tables for blocks in tables[request_id].held()]
+        for request_id, num_computed in computed.items():
+            table = tables[request_id]
+            for blocks, passed, window in zip(table.blocks, table.passed, self.windows, strict=True):
+                gone.append(blocks[passed : first_seen(num_computed, window, self.block_size)])
+        drops = Counter(block_id for blocks in gone for block_id in blocks)
         return sum(self.allocator.ref_count(block_id) == count for block_id, count in drops.items())
 
     def _table(self, request_id: str) -> Table:

@@ -41,7 +41,7 @@ class RoomMaker:
         state = self.state
         missing = state.kv.num_missing(request.kv_key, num_tokens)
         victims: list[Request] | None = None
-        while state.num_free_blocks + state.num_pending_blocks < missing:
+        while state.num_free_blocks + state.num_coming_blocks < missing:
             if victims is None:
                 victims = self._victims(request, missing)
             if not victims:
@@ -55,7 +55,7 @@ class RoomMaker:
             self.preempt(victim)
             if victim is request:
                 return None
-        return state.kv.allocate_slots(request.kv_key, num_tokens)  # None while plans in flight still use what was freed
+        return state.kv.allocate_slots(request.kv_key, num_tokens)  # None while plans in flight still use what is to be free
 
     def _victims(self, request: Request, missing: int) -> list[Request]:
         candidates = self._candidates()

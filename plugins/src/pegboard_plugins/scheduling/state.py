@@ -194,6 +194,18 @@ class SchedulerState:
         """Blocks that become free when the plans in flight are over."""
         return self.kv.num_freed_by([key for _, key in self.deferred]) if self.deferred else 0
 
+    @property
+    def num_coming_blocks(self) -> int:
+        """The same, and those that running requests then have behind their windows."""
+        if not self.kv.has_windows:
+            return self.num_pending_blocks
+        computed = {
+            r.kv_key: r.num_computed // self.block_size * self.block_size  # what is given up at a block's end, not between
+            for r in self.running
+            if r.last_step > self.processed_step and r.num_computed >= r.next_commit and r.status is RequestStatus.RUNNING
+        }
+        return self.kv.num_freed_by([key for _, key in self.deferred], computed)
+
     # -- what others see -----------------------------------------------------------------------------------------------
 
     def view(self, request: Request) -> RequestView:

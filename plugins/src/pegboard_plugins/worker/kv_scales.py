@@ -34,7 +34,7 @@ _HEADROOM: Final = 1.1
 
 def split_scales(weights: Mapping[str, WeightHandle]) -> tuple[Mapping[str, WeightHandle], dict[tuple[str, str], WeightHandle]]:
     """A checkpoint's tensors without scales of keys and values; and these, by layer and "k" or "v"."""
-    found = {(m["layer"], m["which"]): handle for name, handle in weights.items() if (m := _STORED.fullmatch(name))}
+    found = {(_text_name(m["layer"]), m["which"]): handle for name, handle in weights.items() if (m := _STORED.fullmatch(name))}
     return {name: handle for name, handle in weights.items() if not _STORED.fullmatch(name)} if found else weights, found
 
 
@@ -48,13 +48,19 @@ def read_scale(handle: WeightHandle) -> float:
 
 def stored_scales(found: Mapping[tuple[str, str], float], layers: Sequence[AttentionLayer]) -> Scales:
     """What a checkpoint says of ``layers``; nothing if it has no scales. Raises ``WeightsError`` if it has only some."""
-    missing = [f"{layer.name}.{which}_scale" for layer in layers for which in "kv" if (layer.name, which) not in found]
+    names = {layer.name: _text_name(layer.name) for layer in layers}
+    missing = [f"{name}.{which}_scale" for name, known in names.items() for which in "kv" if (known, which) not in found]
     if found and missing:
         raise WeightsError(
             f"the checkpoint has scales for keys and values, but lacks {len(missing)} of them: {', '.join(missing[:4])}; "
             "use kv_cache.dtype = 'auto', or add them"
         )
-    return {layer.name: (found[layer.name, "k"], found[layer.name, "v"]) for layer in layers} if found else {}
+    return {name: (found[known, "k"], found[known, "v"]) for name, known in names.items()} if found else {}
+
+
+def _text_name(name: str) -> str:
+    """Checkpoints with images have the text model in a part of its own, which models that take text alone do not name."""
+    return name.replace("language_model.", "", 1)
 
 
 def with_scales(layers: Sequence[AttentionLayer], scales: Scales) -> list[AttentionLayer]:
