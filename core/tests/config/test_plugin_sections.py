@@ -261,7 +261,7 @@ def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def test_a_section_of_an_absent_plugin(site: Path) -> None:
-    """B086: a plugin-specific key while the plugin is absent."""
+    """A plugin-specific key while the plugin is absent."""
     install(site, "cfgt_present", GOOD)
     checked = check(env={}, model="m", cli={"plugins.cfgt_presnt.depth": "2", "plugins.cfgt_presnt.width": "2"})
     problem = the_problem(checked)
@@ -338,7 +338,6 @@ def test_names_of_parts_are_checked_with_their_source() -> None:
     ],
 )
 def test_a_part_that_does_not_work_is_told_before_anything_starts(name: str, told: str) -> None:
-    """B086."""
 
     class Queue:
         @hookimpl

@@ -23,7 +23,6 @@ def the_problem(**arguments: Any) -> Problem:
 
 
 def test_a_dtype_that_is_none_lists_the_choices() -> None:
-    """B077."""
     with pytest.raises(ConfigError) as caught:
         load_config(env={}, model="m", cli={"--dtype": "foo"})
     assert str(caught.value) == (
@@ -76,7 +75,6 @@ def test_unknown_keyword_arguments_suggest_the_field(key: str, meant: str) -> No
 
 
 def test_unknown_keys_in_a_file(tmp_path: Path) -> None:
-    """B086."""
     file = tmp_path / "c.yaml"
     file.write_text("scheduler:\n  max_num_sqs: 4\nmax_num_seqs: 4\nquux: 1\n")
     found = problems(file=file)
@@ -108,7 +106,7 @@ def test_short_names_are_for_arguments_and_options_not_for_files(tmp_path: Path)
     ],
 )
 def test_unknown_environment_variables(variable: str, meant: str) -> None:
-    """B086: a variable that nothing reads is refused, not ignored."""
+    """A variable that nothing reads is refused, not ignored."""
     problem = the_problem(env={variable: "1"})
     assert problem.where == variable
     assert meant in problem.remedy.removeprefix("did you mean ").removesuffix("?").split(" or ")

@@ -73,7 +73,7 @@ class TestDefaults:
 
 
 class TestProblems:
-    """B086: naming something that is not there is told before anything starts, and everything at once."""
+    """Naming something that is not there is told before anything starts, and everything at once."""
 
     @pytest.mark.parametrize(
         ("settings", "path"),

@@ -1,4 +1,4 @@
-"""The static check of a class against its contract, made when a part is loaded for use. Case B092."""
+"""The static check of a class against its contract, made when a part is loaded for use."""
 
 from __future__ import annotations
 

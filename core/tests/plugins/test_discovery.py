@@ -1,4 +1,4 @@
-"""Which installed plugins are seen, and how often. Case B089: the same distribution seen twice."""
+"""Which installed plugins are seen, and how often. The same distribution may be seen twice."""
 
 from __future__ import annotations
 

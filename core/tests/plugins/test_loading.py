@@ -1,4 +1,4 @@
-"""Loading: one plugin's failure is its own. Cases B083 and B092."""
+"""Loading: one plugin's failure is its own."""
 
 from __future__ import annotations
 

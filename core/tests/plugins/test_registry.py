@@ -1,5 +1,4 @@
-"""What a name means. Cases B086 (naming something that is not there), B090 (two distributions claim one name), and contract
-versions of B092."""
+"""What a name means: one that is not there, one that two distributions claim, and versions of contracts."""
 
 from __future__ import annotations
 

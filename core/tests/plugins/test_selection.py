@@ -1,4 +1,4 @@
-"""Allow and block lists. Case B093: switching plugins off and on."""
+"""Allow and block lists. They switch plugins off and on."""
 
 from __future__ import annotations
 
@@ -165,7 +165,7 @@ def platforms():
 
 
 class TestTwoExclusivePlatforms:
-    """B093: two platform plugins that both want the machine."""
+    """Two platform plugins that both want the machine."""
 
     @pytest.fixture(autouse=True)
     def _installed(self, plugin_factory, standard) -> None:
