@@ -7,6 +7,7 @@ import pytest
 
 from pegboard.contracts.executor import Executor
 from pegboard.testing.conformance.executor import ExecutorConformance
+from pegboard.testing.conformance.executor_ranks import RanksInProcesses
 
 
 class MpConformance(ExecutorConformance):
@@ -26,7 +27,7 @@ class TestOneRank(MpConformance):
     pass
 
 
-class TestTwoRanks(MpConformance):
+class TestTwoRanks(RanksInProcesses, MpConformance):
     ranks = 2
 
 

@@ -7,8 +7,6 @@ import math
 import os
 import random
 import sys
-import threading
-import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -93,28 +91,6 @@ def test_arguments_may_be_local_too(make_executor: MakeExecutor) -> None:
     assert [reply["value"].value for reply in executor.collective_rpc("echo", (Local(),))] == [17, 17]
 
 
-def test_what_cannot_be_pickled_is_told_before_it_is_sent(make_executor: MakeExecutor) -> None:
-    executor = make_executor(2)
-    with pytest.raises(TypeError, match="pickle"):
-        executor.collective_rpc("echo", (threading.Lock(),))
-    with pytest.raises(WorkerError, match="pickle"):
-        executor.collective_rpc(lambda worker: threading.Lock())
-    assert executor.collective_rpc("echo", (1,), timeout=PATIENCE)[0]["value"] == 1
-
-
-class _OnlyThere:
-    """Loads in a rank's process only."""
-
-    def __reduce__(self) -> Any:
-        return _load_there, (os.getpid(),)
-
-
-def _load_there(pid: int) -> str:
-    if os.getpid() != pid:
-        raise ValueError("odd-17: made by another process")
-    return "loaded"
-
-
 @pytest.fixture
 def by_value() -> Iterator[None]:
     """This test module goes to other processes by value, as a script would."""
@@ -122,20 +98,6 @@ def by_value() -> Iterator[None]:
     cloudpickle.register_pickle_by_value(module)
     yield
     cloudpickle.unregister_pickle_by_value(module)
-
-
-@pytest.mark.usefixtures("by_value")
-def test_what_cannot_be_loaded_fails_its_call_alone(make_executor: MakeExecutor) -> None:
-    executor = make_executor(2)
-    before = executor.collective_rpc("echo", ("before",), non_block=True)
-    with pytest.raises(WorkerError, match="odd-17") as there:
-        executor.collective_rpc("echo", (_OnlyThere(),), timeout=PATIENCE)
-    with pytest.raises(WorkerError, match="odd-17") as here:
-        executor.collective_rpc(lambda worker: _OnlyThere(), timeout=PATIENCE)
-    assert "cannot be loaded in this process" in here.value.__notes__[-1]
-    assert there.value.error_type == here.value.error_type == "ValueError"
-    assert before.result(PATIENCE)[1]["value"] == "before"
-    assert executor.collective_rpc("echo", ("after",), timeout=PATIENCE)[0]["value"] == "after"
 
 
 class _Exits:
@@ -161,19 +123,6 @@ def test_replies_that_nobody_can_take_are_the_end(make_executor: MakeExecutor, m
     monkeypatch.setattr(replies, "take_reply", take)
     with pytest.raises(ExecutorFailed, match=r"replies of worker rank \d cannot be taken: MemoryError: odd-17"):
         executor.collective_rpc("echo", (1,), timeout=PATIENCE)
-
-
-def test_time_outs_name_who_is_late(make_executor: MakeExecutor) -> None:
-    executor = make_executor(2)
-
-    def late(worker: Any) -> None:
-        time.sleep(1.0 if worker.world.rank else 0.0)
-
-    with pytest.raises(TimeoutError, match=r"late: no answer from rank 1 within 0\.3 s"):
-        executor.collective_rpc(late, timeout=0.3)
-    future = executor.collective_rpc("sleep_then", (0.5, None), timeout=0.2, non_block=True)
-    with pytest.raises(TimeoutError, match=r"sleep_then: no answer from ranks 0, 1 within 0\.2 s"):
-        future.result(PATIENCE)
 
 
 def test_an_answer_that_comes_with_the_time_out_is_one(make_executor: MakeExecutor, monkeypatch: pytest.MonkeyPatch) -> None:

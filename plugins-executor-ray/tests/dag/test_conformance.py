@@ -7,6 +7,7 @@ import pytest
 
 from pegboard.contracts.executor import Executor
 from pegboard.testing.conformance.executor import ExecutorConformance
+from pegboard.testing.conformance.executor_ranks import RanksInProcesses
 
 
 class RayConformance(ExecutorConformance):
@@ -25,7 +26,7 @@ class RayConformance(ExecutorConformance):
         return shared(**self.ranks)
 
 
-class TestTwoRanks(RayConformance):
+class TestTwoRanks(RanksInProcesses, RayConformance):
     ranks = {"ranks": 2}
 
 

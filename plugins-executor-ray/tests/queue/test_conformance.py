@@ -7,6 +7,7 @@ import pytest
 
 from pegboard.contracts.executor import Executor
 from pegboard.testing.conformance.executor import ExecutorConformance
+from pegboard.testing.conformance.executor_ranks import RanksInProcesses
 
 
 @pytest.fixture(scope="class")
@@ -37,7 +38,7 @@ class QueueConformance(ExecutorConformance):
         return shared[-1]
 
 
-class TestTwoRanks(QueueConformance):
+class TestTwoRanks(RanksInProcesses, QueueConformance):
     how = {"ranks": 2, "options": {"resources": {"near": 1}}}
 
 
