@@ -271,20 +271,6 @@ def test_a_rank_that_misses_another_one_is_not_the_cause(what: str, cause: str, 
         executor.collective_rpc(call, timeout=PATIENCE)
 
 
-def test_a_process_forked_off_leaves_the_executor_alone(make_executor: MakeExecutor) -> None:
-    executor = make_executor(2)
-    pid = os.fork()
-    if pid == 0:
-        status = 1
-        try:
-            executor.shutdown()
-            status = 0
-        finally:
-            os._exit(status)
-    assert os.waitpid(pid, 0)[1] == 0
-    assert executor.collective_rpc("echo", (1,), timeout=PATIENCE)[1]["value"] == 1
-
-
 def test_how_a_process_ended() -> None:
     assert how_it_ended(3 << 8) == "ended with exit status 3"
     assert how_it_ended(signal.SIGTERM) == "was ended by SIGTERM"

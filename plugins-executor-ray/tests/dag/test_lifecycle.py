@@ -228,20 +228,6 @@ def test_a_forgotten_executor_ends_its_ranks(compose: Callable[..., Composition]
     nothing_left(pids)
 
 
-def test_a_process_forked_off_leaves_the_executor_alone(shared: MakeExecutor) -> None:
-    executor = shared(2)
-    pid = os.fork()
-    if pid == 0:
-        status = 1
-        try:
-            executor.shutdown()
-            status = 0
-        finally:
-            os._exit(status)
-    assert os.waitpid(pid, 0)[1] == 0
-    assert executor.collective_rpc("echo", (1,), timeout=PATIENCE)[1]["value"] == 1
-
-
 SCRIPT = """
 import os, sys, time
 from pegboard import LLM

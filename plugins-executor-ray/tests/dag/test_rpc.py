@@ -199,27 +199,13 @@ def test_after_errors_every_call_still_gets_its_own_reply(two: RayExecutor) -> N
 # -- stages ------------------------------------------------------------------------------------------------------------
 
 
-class Meets(RpcWorker):
-    """Stages that wait for one another: ``plan.ext["meet"]`` maps a rank to the files that it makes and then waits for."""
-
-    def execute_model(self, plan: Any) -> Any:
-        make, wait = plan.ext.get("meet", {}).get(self.world.rank, (None, None))
-        if make is not None:
-            Path(make).touch()
-        end = time.monotonic() + PATIENCE
-        while wait is not None and not os.path.exists(wait):
-            assert time.monotonic() < end, f"{wait} was never made"
-            time.sleep(0.001)
-        return super().execute_model(plan)
-
-
-def test_stages_are_under_way_at_once(make_executor: MakeExecutor, plugin_with: Callable[..., Any], tmp_path: Path) -> None:
+def test_stages_are_under_way_at_once(make_executor: MakeExecutor, tmp_path: Path) -> None:
     """The first stage may wait for the second one to take what it sends, and be a step ahead of it."""
-    executor = make_executor(1, pipeline_parallel_size=2, worker="own", plugins=plugin_with(Meets))
+    executor = make_executor(1, pipeline_parallel_size=2)
     first, second, again = (str(tmp_path / name) for name in ("first", "second", "again"))
     steps = [plan(1), plan(2)]
-    steps[0].ext = {"meet": {0: (first, second), 1: (second, again)}}
-    steps[1].ext = {"meet": {0: (again, None)}}
+    steps[0].ext = {"rpc": {"meet": {0: (first, second), 1: (second, again)}}}
+    steps[1].ext = {"rpc": {"meet": {0: (again, None)}}}
     futures = [executor.execute_model(step, non_block=True) for step in steps]
     assert [future.result(PATIENCE).step_id for future in futures] == [1, 2]
 

@@ -130,30 +130,16 @@ class Notes(RpcWorker):
         return super().execute_model(plan)
 
 
-class Meets(Notes):
-    """Stages that wait for one another: ``plan.ext["meet"]`` maps a rank to the files that it makes and then waits for."""
-
-    def execute_model(self, plan: Any) -> Any:
-        make, wait = plan.ext.get("meet", {}).get(self.world.rank, (None, None))
-        if make is not None:
-            Path(make).touch()
-        end = time.monotonic() + PATIENCE
-        while wait is not None and not os.path.exists(wait):
-            assert time.monotonic() < end, f"{wait} was never made"
-            time.sleep(0.001)
-        return super().execute_model(plan)
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("options", [NEAR, FAR], ids=["near", "far"])
 def test_stages(options: dict[str, Any], make_executor: MakeExecutor, plugin_with: PluginWith, tmp_path: Path) -> None:
     """They are under way at once, each is in one thread, calls and steps run in the order made, the last stage's results come."""
-    executor = make_executor(1, pipeline_parallel_size=2, worker="own", plugins=plugin_with(Meets), options=options)
+    executor = make_executor(1, pipeline_parallel_size=2, worker="own", plugins=plugin_with(Notes), options=options)
     assert executor.max_concurrent_batches == 2
     first, second, again = (str(tmp_path / name) for name in ("first", "second", "again"))
     steps = [plan(0), plan(1)]
-    steps[0].ext = {"meet": {0: (first, second), 1: (second, again)}}
-    steps[1].ext = {"meet": {0: (again, None)}}
+    steps[0].ext = {"rpc": {"meet": {0: (first, second), 1: (second, again)}}}
+    steps[1].ext = {"rpc": {"meet": {0: (again, None)}}}
     ahead = [executor.execute_model(step, non_block=True) for step in steps]
     assert [future.result(PATIENCE).step_id for future in ahead] == [0, 1]
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
+from pathlib import Path
 from typing import Any
 
 from pegboard.contracts.worker import WorkerExtension, rpc
@@ -13,9 +14,12 @@ from pegboard.wire import GrammarOutput, KVCacheSpec, ModelRunnerOutput, Schedul
 
 class RpcWorker(BootingWorker):
     """Every row that samples gets the token ``RpcWorker.TOKEN``. ``plan.ext["rpc"]`` may hold ``{"sleep": seconds}``,
-    ``{"raise": text}`` and, with either, ``"rank"``: the only rank that does it. Methods refuse to overlap."""
+    ``{"raise": text}`` and, with either, ``"rank"``: the only rank that does it; and ``{"meet": {rank: (make, wait)}}``, files
+    that a rank makes and then waits for, None for no such file. Methods refuse to overlap."""
 
     TOKEN = 7
+    PATIENCE = 60.0
+    """Seconds to wait for a file."""
     SPEC = KVCacheSpec(block_size=16, num_kv_heads=1, head_size=8, dtype="float32")
 
     def __init__(self, config: Any, composition: Any, world: Any) -> None:
@@ -69,12 +73,21 @@ class RpcWorker(BootingWorker):
         """No RPC: a worker has ordinary methods too."""
 
     def _act(self, wish: dict[str, Any]) -> None:
+        self._meet(*wish.get("meet", {}).get(self.world.rank, (None, None)))
         if wish.get("rank", self.world.rank) != self.world.rank:
             return
         if "sleep" in wish:
             time.sleep(wish["sleep"])
         if "raise" in wish:
             raise RuntimeError(wish["raise"])
+
+    def _meet(self, make: str | None, wait: str | None) -> None:
+        if make is not None:
+            Path(make).touch()
+        end = time.monotonic() + self.PATIENCE
+        while wait is not None and not Path(wait).exists():
+            assert time.monotonic() < end, f"{wait} was never made"
+            time.sleep(0.001)
 
     def _output(self, plan: SchedulerOutput) -> ModelRunnerOutput:
         tokens = [[self.TOKEN] if n else [] for n in plan.num_to_sample]

@@ -13,7 +13,7 @@ B = TypeVar("B", bound="DelegatingBackend")
 
 
 class DelegatingBackend(AttentionBackend):
-    """Like ``inner`` in everything. Made by ``around``."""
+    """Like ``inner`` in everything. Made by ``_around``, which declares what the class of ``inner`` does."""
 
     inner_class: ClassVar[type[AttentionBackend]]
 

@@ -94,3 +94,16 @@ class RanksInProcesses:
         assert caught.value.rank == rank
         open(told, "w").close()
         assert executor.collective_rpc("echo", (1,), timeout=PATIENCE)[0]["value"] == 1
+
+    def test_a_process_forked_off_leaves_the_executor_alone(self, executor: Executor) -> None:
+        """Whatever it does: the ranks are not its own."""
+        pid = os.fork()
+        if pid == 0:
+            status = 1
+            try:
+                executor.shutdown()
+                status = 0
+            finally:
+                os._exit(status)
+        assert os.waitpid(pid, 0)[1] == 0
+        assert executor.collective_rpc("echo", (1,), timeout=PATIENCE)[1]["value"] == 1
